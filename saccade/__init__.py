@@ -1,0 +1,27 @@
+"""saccade: see an image as a few tokens.
+
+Importing registers every model with timm's registry; nothing else happens, and nothing heavy is loaded
+beyond torch and timm themselves.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from saccade import models as models  # registers the models
+from saccade.explain.record import record
+from saccade.models._build import create_model, list_models
+from saccade.models._checkpoint import LoadReport, convert_official, load_checkpoint, save_checkpoint
+
+try:
+    __version__ = version("saccade")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0.0.0"
+
+__all__ = [
+    "LoadReport",
+    "convert_official",
+    "create_model",
+    "list_models",
+    "load_checkpoint",
+    "record",
+    "save_checkpoint",
+]

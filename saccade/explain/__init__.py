@@ -1,0 +1,1 @@
+"""Listen to a model, turn what it reports into maps, pictures and scores."""

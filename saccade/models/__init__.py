@@ -1,0 +1,3 @@
+"""The families, one file each, in their paper's order. Importing a file registers its variants with timm."""
+
+from saccade.models import svit as svit

@@ -1,0 +1,91 @@
+"""Registration with timm, construction, and the list of names."""
+
+from collections.abc import Callable
+from typing import Any
+
+import timm
+from timm.models import _registry, build_model_with_cfg, register_model
+from torch import nn
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet, as all four papers
+
+OFFICIAL_FILES = {
+    "svit": "the SViT authors' GitHub repository (hhb072/STViT)",
+    "paca": "the PaCa-ViT authors' GitHub repository (iVMCL/PaCaViT)",
+    "sparseformer": "the SparseFormer authors' GitHub repository (showlab/sparseformer)",
+}
+
+
+def pretrained_cfg(size: int = 224, pool: int | None = None, **changes: Any) -> dict[str, Any]:
+    """What timm wants to know about a variant: input, preprocessing, names of the first and last layers."""
+    return {
+        "input_size": (3, size, size),
+        "pool_size": (pool or size // 32,) * 2,
+        "num_classes": 1000,
+        "crop_pct": 0.9,
+        "interpolation": "bicubic",
+        "mean": MEAN,
+        "std": STD,
+        "classifier": "head.fc",
+        "license": "apache-2.0",
+    } | changes
+
+
+def register(entrypoint: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """timm's `register_model`, and a place in timm's module listing: `timm.list_models(module="saccade")`."""
+    register_model(entrypoint)
+    _registry._module_to_models["saccade"].add(entrypoint.__name__)
+    return entrypoint
+
+
+def build(cls: type[nn.Module], name: str, pretrained: bool, **kwargs: Any) -> nn.Module:
+    """One variant, through timm's builder, so that every timm keyword (features_only, in_chans, …) works."""
+    if pretrained:
+        _check_weights_exist(name, kwargs)
+    out_indices = kwargs.pop("out_indices", (0, 1, 2, 3))
+    return build_model_with_cfg(
+        cls, name, pretrained, feature_cfg={"out_indices": out_indices, "feature_cls": "getter"}, **kwargs
+    )
+
+
+def _check_weights_exist(name: str, kwargs: dict[str, Any]) -> None:
+    overlay = kwargs.get("pretrained_cfg_overlay") or {}
+    given = kwargs.get("pretrained_cfg")
+    tag = given if isinstance(given, str) else ""
+    known = timm.models.get_pretrained_cfg(f"{name}.{tag}" if tag else name, allow_unregistered=True)
+    has_weights = getattr(given, "has_weights", False) or (known is not None and known.has_weights)
+    if has_weights or overlay or isinstance(given, dict):
+        return
+    family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
+    source = OFFICIAL_FILES.get(family)
+    advice = (
+        f"Download the file from {source}, then saccade.load_checkpoint(model, path)."
+        if source
+        else "No weights were published; train it, or load your own with saccade.load_checkpoint(model, path)."
+    )
+    raise RuntimeError(f"saccade ships no pretrained weights for {name}. {advice}")
+
+
+def choose(option: str, value: str, choices: tuple[str, ...]) -> None:
+    """Name a wrong choice and the right ones."""
+    if value not in choices:
+        raise ValueError(f"{option} must be one of {', '.join(choices)}; got {value!r}.")
+
+
+def list_models(pattern: str = "") -> list[str]:
+    """Names of saccade's models, sorted; `pattern` is a shell wildcard such as "svit*"."""
+    return sorted(timm.list_models(pattern, module="saccade"))
+
+
+def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """Build a model by name, exactly as `timm.create_model` would."""
+    if name.partition(".")[0].partition(":")[0] not in timm.list_models() and ":" not in name:
+        raise ValueError(f"unknown model {name!r}.{_nearest(name)} saccade.list_models() has them all.")
+    return timm.create_model(name, pretrained=pretrained, **kwargs)
+
+
+def _nearest(name: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list_models(), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,220 @@
+"""Reading, converting and writing weights. No file is ever executed, no model is left half loaded."""
+
+import logging
+import os
+import pickle
+import tempfile
+import zipfile
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from timm.models._features import FeatureGetterNet
+from torch import Tensor, nn
+
+from saccade.models._build import create_model, list_models
+from saccade.models.official import FAMILIES
+
+_logger = logging.getLogger(__name__)
+
+WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # where training scripts put the weights
+PREFIXES = ("module.", "_orig_mod.")
+BACKBONE = "backbone."  # mmdetection and mmsegmentation
+
+
+class CheckpointError(ValueError):
+    """A file that cannot be loaded into this model; the message says why and what to do."""
+
+
+class LoadReport(NamedTuple):
+    """What a checkpoint gave and what it did not."""
+
+    source: str  # "saccade", or the family whose official layout was recognised
+    loaded: int  # tensors taken from the file
+    new: dict[str, str]  # tensors of the model left as they were, with the reason
+    ignored: tuple[str, ...]  # tensors of the file the model has no place for
+
+    def __str__(self) -> str:
+        lines = [f"{self.loaded} tensors loaded from a {self.source} checkpoint"]
+        for reason in dict.fromkeys(self.new.values()):
+            names = [name for name, why in self.new.items() if why == reason]
+            lines.append(f"{len(names)} left new ({reason}): {_some(names)}")
+        if self.ignored:
+            lines.append(f"{len(self.ignored)} ignored: {_some(self.ignored)}")
+        return "; ".join(lines)
+
+
+def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, Any], strict: bool = True) -> LoadReport:
+    """Load a file (saccade's safetensors, or an authors' .pth) or a state dict into `model`.
+
+    The layout is recognised by its keys. Everything is checked before the first value is written: an error leaves
+    the model untouched. `strict=False` allows tensors to be missing; they are named in the report.
+    """
+    target = model.model if isinstance(model, FeatureGetterNet) else model
+    state_dict, family = _recognise(read_state_dict(source))
+    if family:
+        state_dict = FAMILIES[family].convert(state_dict, target)
+    new: dict[str, str] = {}
+    if hasattr(target, "adapt_checkpoint"):
+        state_dict, new = target.adapt_checkpoint(state_dict)
+    state_dict, ignored = _drop_unused(state_dict, model, target)
+    missing = _compare(state_dict, target, new, strict)
+    target.load_state_dict(state_dict, strict=False)
+    report = LoadReport(f"{family} (official)" if family else "saccade", len(state_dict), new | missing, ignored)
+    if report.new or report.ignored:
+        _logger.warning("%s", report)
+    return report
+
+
+def convert_official(state_dict: Mapping[str, Any], name: str, **kwargs: Any) -> dict[str, Tensor]:
+    """An authors' state dict in the layout of `create_model(name, **kwargs)`; nothing is changed in place."""
+    found, family = _recognise(unwrap(state_dict))
+    if not family:
+        raise CheckpointError(f"this is not an official state dict of {_families()}: {_some(found)}")
+    with torch.device("meta"):  # only names and head counts are needed
+        model = create_model(name, **kwargs)
+    return FAMILIES[family].convert(found, model)
+
+
+def save_checkpoint(model: nn.Module, path: str | os.PathLike, metadata: Mapping[str, str] | None = None) -> None:
+    """Write the weights as safetensors: to a temporary file beside it first, so a crash never leaves half a file."""
+    path = Path(path)
+    about = {"format": "pt"} | dict(metadata or {})
+    name = getattr(getattr(model, "pretrained_cfg", None), "get", lambda _: None)("architecture")
+    if name:
+        about.setdefault("saccade.model", name)
+        about.setdefault("saccade.num_classes", str(model.num_classes))
+    tensors = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, about)
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def identify(source: str | os.PathLike | Mapping[str, Any]) -> tuple[str, int]:
+    """Which model a checkpoint holds: (name, number of classes), told from its tensors' names and shapes."""
+    state_dict, family = _recognise(read_state_dict(source))
+    for name in list_models(f"{family}*" if family else ""):
+        with torch.device("meta"):
+            model = create_model(name)
+            ours = FAMILIES[family].convert(state_dict, model) if family else state_dict
+            classifier = model.pretrained_cfg["classifier"] + ".weight"
+            classes = ours[classifier].shape[0] if classifier in ours else 0
+            model.reset_classifier(classes)
+        expected = {key: value.shape for key, value in model.state_dict().items()}
+        if expected == {key: value.shape for key, value in ours.items()}:
+            return name, classes
+    raise CheckpointError(f"no registered model has the tensors of this checkpoint: {_some(state_dict)}")
+
+
+def read_state_dict(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a file or a nested dict, without executing anything that the file may contain."""
+    if isinstance(source, Mapping):
+        return unwrap(source)
+    path = Path(source)
+    if not path.is_file():
+        raise CheckpointError(f"no such checkpoint: {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with torch.serialization.safe_globals([Namespace]):  # training scripts store their arguments beside the weights
+            return unwrap(torch.load(path, map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError as error:
+        if "Unsupported" in str(error) or "GLOBAL" in str(error):
+            raise CheckpointError(
+                f"{path} holds Python objects besides tensors, and loading them could run code. If you trust it, "
+                "re-save its state dict alone (torch.save(model.state_dict(), …)) where its classes are installed."
+            ) from error
+        raise CheckpointError(f"{path} is not a checkpoint: expected safetensors or a torch .pth file.") from error
+    except (SafetensorError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path} is damaged or incomplete ({error}). Download or copy it again.") from error
+
+
+def read_metadata(path: str | os.PathLike) -> dict[str, str]:
+    """The notes saved beside the weights of a safetensors file."""
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata() or {})
+
+
+def unwrap(found: Any) -> dict[str, Tensor]:
+    """Down to the tensors: out of `model`/`state_dict`/`model_ema`, without wrappers' prefixes, backbone only."""
+    while isinstance(found, Mapping) and not any(isinstance(value, Tensor) for value in found.values()):
+        inner = next((key for key in WRAPPERS if isinstance(found.get(key), Mapping)), None)
+        if inner is None:
+            raise CheckpointError(f"no weights found: expected tensors, or one of {WRAPPERS}; got {_some(found)}")
+        found = found[inner]
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"expected a dict of tensors, got {type(found).__name__}")
+    state_dict = {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
+    for prefix in PREFIXES:
+        state_dict = {key.removeprefix(prefix): value for key, value in state_dict.items()}
+    return state_dict
+
+
+def _recognise(state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], str | None]:
+    if any(key.startswith(BACKBONE) for key in state_dict):
+        state_dict = {k.removeprefix(BACKBONE): v for k, v in state_dict.items() if k.startswith(BACKBONE)}
+    for family, layout in FAMILIES.items():
+        if layout.matches(state_dict):
+            return state_dict, family
+    return state_dict, None
+
+
+def _drop_unused(
+    state_dict: dict[str, Tensor], model: nn.Module, target: nn.Module
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Leave out what this model was built without on purpose: its classifier, or all but the features."""
+    expected = target.state_dict()
+    features_only = model is not target
+    classifier = getattr(target, "pretrained_cfg", {}).get("classifier", "head.fc") + "."
+    headless = getattr(target, "num_classes", None) == 0
+    ignored = tuple(
+        key
+        for key in state_dict
+        if key not in expected and (features_only or (headless and key.startswith(classifier)))
+    )
+    return {key: value for key, value in state_dict.items() if key not in ignored}, ignored
+
+
+def _compare(state_dict: dict[str, Tensor], target: nn.Module, new: dict[str, str], strict: bool) -> dict[str, str]:
+    """Every name and shape, before anything is written; gives back what `strict=False` leaves new."""
+    expected = target.state_dict()
+    name = getattr(target, "pretrained_cfg", {}).get("architecture", type(target).__name__)
+    unexpected = [key for key in state_dict if key not in expected]
+    missing = [key for key in expected if key not in state_dict and key not in new]
+    if not set(state_dict) & set(expected):
+        raise CheckpointError(f"not a checkpoint of {name} or of {_families()}: its tensors are {_some(state_dict)}")
+    for key in set(state_dict) & set(expected):
+        theirs, ours = tuple(state_dict[key].shape), tuple(expected[key].shape)
+        if theirs != ours:
+            if key.startswith(getattr(target, "pretrained_cfg", {}).get("classifier", "head.fc")):
+                raise CheckpointError(
+                    f"the checkpoint has {theirs[0]} classes, the model {ours[0]}. Create the model with "
+                    f"num_classes={theirs[0]}, load, then model.reset_classifier({ours[0]})."
+                )
+            raise CheckpointError(f"{key} is {theirs} in the checkpoint and {ours} in {name}: another size or options?")
+    if unexpected:
+        raise CheckpointError(f"{name} has no place for {_some(unexpected)}: another size, or other options?")
+    if missing and strict:
+        raise CheckpointError(
+            f"the checkpoint lacks {_some(missing)} of {name}. For a backbone file, create the model with "
+            "features_only=True or num_classes=0, or load with strict=False."
+        )
+    return dict.fromkeys(missing, "not in the checkpoint")
+
+
+def _families() -> str:
+    return ", ".join(FAMILIES)
+
+
+def _some(names: Any, count: int = 4) -> str:
+    names = [str(name) for name in names]
+    return ", ".join(names[:count]) + (f", … ({len(names)} in all)" if len(names) > count else "")

@@ -1,0 +1,20 @@
+"""What the papers print about each variant, as printed: the precision of a figure is that of its string."""
+
+from typing import NamedTuple
+
+
+class Reported(NamedTuple):
+    """One row of a paper's table of models."""
+
+    paper: str  # arXiv number and table
+    params: str  # millions, "25" or "22.0"
+    madds: str  # billions of multiply-adds at `size`, "4.4"
+    top1: float | None = None  # ImageNet-1K, %
+    size: int = 224
+
+
+REPORTED: dict[str, Reported] = {
+    "svit_small": Reported("2211.11167 Table 2", "25", "4.4", 83.6),
+    "svit_base": Reported("2211.11167 Table 2", "52", "9.9", 84.8),
+    "svit_large": Reported("2211.11167 Table 2", "95", "15.6", 85.3),
+}
