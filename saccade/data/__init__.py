@@ -1,0 +1,1 @@
+"""Pixels in: files to batches of images, masks, boxes and clips."""
