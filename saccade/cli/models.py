@@ -22,23 +22,28 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(rows)
         return 0
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="saccade models", caption="paper figures in brackets; difference in %")
-    for column in ("model", "family", "px"):
-        table.add_column(column)
-    for column in ("params M", "multiply-adds G", "top-1 (paper)"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(
-            row["name"],
-            row["family"],
-            str(row["size"]),
-            _beside(row["params"] / 1e6, row["paper_params"], row["params_difference"]),
-            _beside(row["madds"] / 1e9, row["paper_madds"], row["madds_difference"]),
-            str(row["paper_top1"] or "–"),
+    table = Table(box=box.SIMPLE_HEAD, caption="M parameters, G multiply-adds of one image, top-1 of the paper")
+    table.add_column("model", no_wrap=True)
+    for column in ("px", "M", "paper", "%", "G", "paper", "%", "top-1"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for i, row in enumerate(rows):
+        if i and row["family"] != rows[i - 1]["family"]:
+            table.add_section()
+        figures = (
+            row["size"],
+            f"{row['params'] / 1e6:.2f}",
+            row["paper_params"],
+            row["params_difference"],
+            f"{row['madds'] / 1e9:.2f}",
+            row["paper_madds"],
+            row["madds_difference"],
+            row["paper_top1"],
         )
+        table.add_row(row["name"], *("–" if figure is None else str(figure) for figure in figures))
     Console().print(table)
     return 0
 
@@ -82,12 +87,9 @@ def describe(
                 "madds_difference": _difference(cost.madds / 1e9, printed_madds),
             }
         )
-    return rows
+    return sorted(rows, key=lambda row: (row["family"], row["params"]))
 
 
 def _difference(ours: float, printed: str | None) -> float | None:
-    return None if printed is None else round(100 * (ours / float(printed) - 1), 2)
+    return None if printed is None else round(100 * (ours / float(printed) - 1), 1)
 
-
-def _beside(ours: float, printed: str | None, difference: float | None) -> str:
-    return f"{ours:.2f}" if printed is None else f"{ours:.2f} ({printed}, {difference:+.1f} %)"

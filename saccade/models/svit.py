@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers import ClassifierHead, DropPath, LayerNorm2d, LayerScale2d, calculate_drop_path_rates, trunc_normal_
 from timm.models import (
-    checkpoint,
+    checkpoint_seq,
     generate_default_cfgs,
     register_notrace_function,
     register_notrace_module,
@@ -91,38 +91,6 @@ class SuperTokenAttention(nn.Module):
         return spread(tokens, association, self.tokenizer.cell, features.shape[2], features.shape[3])  # put back
 
 
-class SViTBlock(nn.Module):
-    """Position, attention among super tokens, convolutional feed-forward (SVIT-19)."""
-
-    def __init__(
-        self,
-        dim: int,
-        attn: nn.Module,
-        mlp: nn.Module,
-        cpe: bool = True,
-        layer_scale: float | None = None,
-        drop_path: float = 0.0,
-    ):
-        super().__init__()
-        self.position = nn.Conv2d(dim, dim, 3, padding=1, groups=dim) if cpe else None
-        self.norm1 = LayerNorm2d(dim, eps=1e-6)
-        self.attn = attn
-        self.scale1 = LayerScale2d(dim, layer_scale) if layer_scale else nn.Identity()
-        self.drop_path1 = DropPath(drop_path)
-        self.norm2 = nn.BatchNorm2d(dim)
-        self.mlp = mlp
-        self.scale2 = LayerScale2d(dim, layer_scale) if layer_scale else nn.Identity()
-        self.drop_path2 = DropPath(drop_path)
-
-    def forward(self, features: Tensor, bias: Tensor | None = None) -> Tensor:
-        """features (B, C, H, W), optional bias of the attention (heads, M, M) -> features (B, C, H, W)."""
-        if self.position is not None:
-            features = features + self.position(features)
-        features = features + self.drop_path1(self.scale1(self.attn(self.norm1(features), bias)))
-        return features + self.drop_path2(self.scale2(self.mlp(self.norm2(features))))
-
-
-@register_notrace_module
 class RelativeBias(nn.Module):
     """The relative position bias of a map, counted in cells (SVIT-36)."""
 
@@ -137,27 +105,56 @@ class RelativeBias(nn.Module):
         return self.relative((features.shape[2] + cell - 1) // cell, (features.shape[3] + cell - 1) // cell)
 
 
+class SViTBlock(nn.Module):
+    """Position, attention among super tokens, convolutional feed-forward (SVIT-19)."""
+
+    def __init__(
+        self,
+        dim: int,
+        attn: nn.Module,
+        mlp: nn.Module,
+        cpe: bool = True,
+        bias: nn.Module | None = None,
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
+    ):
+        super().__init__()
+        self.bias = bias
+        self.position = nn.Conv2d(dim, dim, 3, padding=1, groups=dim) if cpe else None
+        self.norm1 = LayerNorm2d(dim, eps=1e-6)
+        self.attn = attn
+        self.scale1 = LayerScale2d(dim, layer_scale) if layer_scale else nn.Identity()
+        self.drop_path1 = DropPath(drop_path)
+        self.norm2 = nn.BatchNorm2d(dim)
+        self.mlp = mlp
+        self.scale2 = LayerScale2d(dim, layer_scale) if layer_scale else nn.Identity()
+        self.drop_path2 = DropPath(drop_path)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """features (B, C, H, W) -> features (B, C, H, W)."""
+        if self.position is not None:
+            features = features + self.position(features)
+        bias = self.bias(features) if self.bias is not None else None
+        features = features + self.drop_path1(self.scale1(self.attn(self.norm1(features), bias)))
+        return features + self.drop_path2(self.scale2(self.mlp(self.norm2(features))))
+
+
 @register_notrace_module
 class SViTStage(nn.Module):
     """Patch merging, then blocks that share a cell size."""
 
-    def __init__(self, merge: nn.Module, blocks: Sequence[nn.Module], bias: nn.Module | None = None):
+    def __init__(self, merge: nn.Module, blocks: Sequence[nn.Module]):
         super().__init__()
         self.merge = merge
-        self.bias = bias
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = nn.Sequential(*blocks)
         self.grad_checkpointing = False
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) of the previous stage -> (B, C', H', W') of this one."""
         features = self.merge(features)
-        bias = self.bias(features) if self.bias is not None else None
-        for block in self.blocks:
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                features = checkpoint(block, features, bias)
-            else:
-                features = block(features, bias)
-        return features
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            return checkpoint_seq(self.blocks, features)
+        return self.blocks(features)
 
 
 class SViT(nn.Module):
@@ -168,7 +165,8 @@ class SViT(nn.Module):
         super_token: side of a cell in pixels, per stage; 1 is plain attention.
         iterations: association and update, how often; 0 keeps the cell means and upsamples them (Table 7).
         stem: "conv" (four 3x3 convolutions) or "patch" (one 4x4 of stride 4).
-        position: "cpe" (depth-wise convolution in every block), "ape", "rpe" or "none" (Table 6).
+        position: "cpe" (depth-wise convolution in every block), "ape" (a table after the stem), "rpe" (a table of
+            relative positions on the super token grid in every block, which gives the printed 25.3M) or "none".
         ffn: "conv" or "plain"; `ffn_shortcut` is the sum around its depth-wise convolution.
         projection: width of the 1x1 projection before pooling, 0 for none.
         layer_scale: first value of the layer scale per stage, None for none.
@@ -231,14 +229,14 @@ class SViT(nn.Module):
                         dim, int(dim * mlp_ratio), conv=ffn == "conv", shortcut=ffn_shortcut, drop=mlp_drop_rate
                     ),
                     cpe=position == "cpe",
+                    bias=RelativeBias(num_heads, cell, -(-side // 2**i)) if position == "rpe" else None,
                     layer_scale=layer_scale[i],
                     drop_path=rate,
                 )
                 for rate in rates[i]
             ]
-            bias = RelativeBias(num_heads, cell, -(-side // 2**i)) if position == "rpe" else None
             merge = ConvNorm(dims[i - 1], dim, 3, 2, 1) if i else nn.Identity()
-            stages.append(SViTStage(merge, blocks, bias))
+            stages.append(SViTStage(merge, blocks))
         self.stages = nn.Sequential(*stages)
         self.head_hidden_size = projection or dims[-1]
         self.projection = ConvNorm(dims[-1], projection, 1, 1, 0, act=True) if projection else nn.Identity()
@@ -252,7 +250,7 @@ class SViT(nn.Module):
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         blocks = [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^stages\.(\d+)", (0,)), (r"^projection", (99999,))]
-        return {"stem": r"^(stem|position)", "blocks": r"^stages\.(\d+)" if coarse else blocks}
+        return {"stem": r"^(?:stem|position)", "blocks": r"^stages\.(\d+)" if coarse else blocks}
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
