@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from saccade.tokens.trace import AssociationTrace
 
-EPS = 1e-12  # in the weighted mean, as the authors have it
-
 
 class SuperTokenizer(nn.Module):
     """Group pixels into one token a cell; the association comes back too, for the way back and for `explain`.
@@ -105,12 +103,12 @@ def associate(cells: Tensor, tokens: Tensor, mask_border: bool = False) -> Tenso
     return scores.softmax(-1).to(cells.dtype)
 
 
-def gather(cells: Tensor, association: Tensor) -> Tensor:
+def gather(cells: Tensor, association: Tensor, eps: float = 1e-12) -> Tensor:
     """Tokens as association-weighted means of the pixels around them: (B, rows, columns, C) (SVIT-04, SVIT-06)."""
     total = collect(torch.matmul(association.transpose(3, 4), cells))
     precise = torch.promote_types(association.dtype, torch.float32)
     weight = collect(association.sum(3, dtype=precise).unsqueeze(4))
-    return total / (weight + EPS).to(total.dtype)
+    return total / (weight + eps).to(total.dtype)
 
 
 def spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: int) -> Tensor:

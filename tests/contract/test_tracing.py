@@ -1,0 +1,48 @@
+"""The tracers timm's own suite uses: TorchScript and FX, on every registered image model."""
+
+import pytest
+import timm
+import torch
+from timm.models import get_notrace_functions, get_notrace_modules
+from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
+
+import saccade  # noqa: F401  (registers the models)
+from tests.contract.names import IMAGE_MODELS, NANOS
+
+
+def graph_of(model: torch.nn.Module) -> torch.nn.Module:
+    """The model as an FX graph that gives its last node, as timm builds it."""
+    options = dict(
+        leaf_modules=get_notrace_modules(), autowrap_functions=get_notrace_functions(), param_shapes_constant=True
+    )
+    train, evaluation = get_graph_node_names(model, tracer_kwargs=options)
+    return create_feature_extractor(
+        model, train_return_nodes=[train[-1]], eval_return_nodes=[evaluation[-1]], tracer_kwargs=options
+    )
+
+
+@pytest.mark.parametrize("name", IMAGE_MODELS)
+def test_fx_graph_gives_the_same_logits(name):
+    model, images = timm.create_model(name, num_classes=5).eval(), torch.randn(1, 3, 64, 64)
+    with torch.inference_mode():
+        expected = model(images)
+        (logits,) = graph_of(model)(images).values()
+    assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize("name", NANOS)
+def test_fx_graph_trains(name):
+    model = graph_of(timm.create_model(name, num_classes=5).train())
+    (logits,) = model(torch.randn(2, 3, 64, 64)).values()
+    logits.square().mean().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", NANOS)
+def test_torchscript_gives_the_same_logits(name):
+    with timm.layers.set_scriptable(True):
+        model, images = timm.create_model(name, num_classes=5).eval(), torch.randn(1, 3, 64, 64)
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.jit.script(model)(images), model(images), rtol=1e-4, atol=1e-5)
+        (logits,) = torch.jit.script(graph_of(model))(images).values()
+        torch.testing.assert_close(logits, model(images), rtol=1e-4, atol=1e-5)
