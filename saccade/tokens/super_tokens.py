@@ -2,8 +2,9 @@
 
 A map of H x W pixels is cut into cells; every cell has one super token, and every pixel belongs, softly, to the
 nine tokens of the 3x3 cells around its own. Pixels are kept cell by cell, (B, rows, columns, P, C) with P pixels in
-a cell: then grouping and putting back are one batched matrix product each, of a cell's pixels with its nine
-neighbours, and only the tokens (P times fewer than the pixels) are ever copied nine times.
+a cell, and the association as (B, rows, columns, 9, P): then grouping and putting back are one batched matrix
+product each, of a cell's pixels with its nine neighbours, the softmax over nine runs across adjacent pixels, and only
+the tokens (P times fewer than the pixels) are ever copied nine times.
 """
 
 import torch
@@ -30,7 +31,7 @@ class SuperTokenizer(nn.Module):
         self.detach = detach
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """features (B, C, H, W) -> tokens (B, rows, columns, C), association (B, rows, columns, P, 9)."""
+        """features (B, C, H, W) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P)."""
         cells = to_cells(features, self.cell)  # (B, rows, columns, P, C)
         tokens = cells.mean(3)
         source = cells.detach() if self.detach else cells
@@ -49,9 +50,9 @@ class SuperTokenizer(nn.Module):
         height, width = features.shape[2:]
         rows, columns = tokens.shape[1:3]
         if self.iterations == 0:  # no association: every pixel belongs to its own cell
-            association = tokens.new_zeros(*tokens.shape[:3], self.cell**2, 9)
-            association[..., 4] = 1
-        grid = from_cells(association, self.cell, height, width)  # (B, 9, H, W)
+            association = tokens.new_zeros(*tokens.shape[:3], 9, self.cell**2)
+            association[:, :, :, 4] = 1
+        grid = from_cells(association.transpose(3, 4), self.cell, height, width)  # (B, 9, H, W)
         return AssociationTrace(
             grid.flatten(2).transpose(1, 2), (height, width), (rows, columns), self.cell, tokens.flatten(1, 2)
         )
@@ -94,20 +95,20 @@ def collect(sent: Tensor) -> Tensor:
 
 
 def associate(cells: Tensor, tokens: Tensor, mask_border: bool = False) -> Tensor:
-    """Softmax over the nine neighbours of pixel · token / sqrt(C): (B, rows, columns, P, 9) (SVIT-03, SVIT-05)."""
+    """Softmax over the nine neighbours of pixel · token / sqrt(C): (B, rows, columns, 9, P) (SVIT-03, SVIT-05)."""
     near = neighbours(tokens) * tokens.shape[-1] ** -0.5
-    scores = torch.matmul(cells, near.transpose(3, 4))
+    scores = torch.matmul(near, cells.transpose(3, 4))
     if mask_border:
-        inside = neighbours(torch.ones_like(tokens[:1, :, :, :1]))[..., 0]  # (1, rows, columns, 9)
-        scores = scores.masked_fill(inside.unsqueeze(3) == 0, float("-inf"))
-    return scores.softmax(-1).to(cells.dtype)
+        inside = neighbours(torch.ones_like(tokens[:1, :, :, :1]))  # (1, rows, columns, 9, 1)
+        scores = scores.masked_fill(inside == 0, float("-inf"))
+    return scores.softmax(3).to(cells.dtype)
 
 
 def gather(cells: Tensor, association: Tensor, eps: float = 1e-12) -> Tensor:
     """Tokens as association-weighted means of the pixels around them: (B, rows, columns, C) (SVIT-04, SVIT-06)."""
-    total = collect(torch.matmul(association.transpose(3, 4), cells))
+    total = collect(torch.matmul(association, cells))
     precise = torch.promote_types(association.dtype, torch.float32)
-    weight = collect(association.sum(3, dtype=precise).unsqueeze(4))
+    weight = collect(association.sum(4, keepdim=True, dtype=precise))
     return total / (weight + eps).to(total.dtype)
 
 
@@ -119,5 +120,5 @@ def spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: i
     if association.numel() == 0:
         pixels = tokens.unsqueeze(3).expand(-1, -1, -1, cell * cell, -1)
     else:
-        pixels = torch.matmul(association, neighbours(tokens))
+        pixels = torch.matmul(association.transpose(3, 4), neighbours(tokens))
     return from_cells(pixels, cell, height, width)
