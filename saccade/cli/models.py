@@ -92,4 +92,3 @@ def describe(
 
 def _difference(ours: float, printed: str | None) -> float | None:
     return None if printed is None else round(100 * (ours / float(printed) - 1), 1)
-

@@ -1,11 +1,13 @@
 """Registration with timm, construction, and the list of names."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import timm
 from timm.models import _registry, build_model_with_cfg, register_model
 from torch import nn
+
+Model = TypeVar("Model", bound=nn.Module)
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet, as all four papers
 
@@ -31,14 +33,14 @@ def pretrained_cfg(size: int = 224, pool: int | None = None, **changes: Any) -> 
     } | changes
 
 
-def register(entrypoint: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+def register(entrypoint: Callable[..., Model]) -> Callable[..., Model]:
     """timm's `register_model`, and a place in timm's module listing: `timm.list_models(module="saccade")`."""
     register_model(entrypoint)
     _registry._module_to_models["saccade"].add(entrypoint.__name__)
     return entrypoint
 
 
-def build(cls: type[nn.Module], name: str, pretrained: bool, **kwargs: Any) -> nn.Module:
+def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model:
     """One variant, through timm's builder, so that every timm keyword (features_only, in_chans, …) works."""
     if pretrained:
         _check_weights_exist(name, kwargs)

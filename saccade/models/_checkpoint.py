@@ -57,7 +57,7 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, A
     target = model.model if isinstance(model, FeatureGetterNet) else model
     state_dict, family = _recognise(read_state_dict(source))
     if family:
-        state_dict = FAMILIES[family].convert(state_dict, target)
+        state_dict = _convert(family, state_dict, target)
     new: dict[str, str] = {}
     if hasattr(target, "adapt_checkpoint"):
         state_dict, new = target.adapt_checkpoint(state_dict)
@@ -77,7 +77,7 @@ def convert_official(state_dict: Mapping[str, Any], name: str, **kwargs: Any) ->
         raise CheckpointError(f"this is not an official state dict of {_families()}: {_some(found)}")
     with torch.device("meta"):  # only names and head counts are needed
         model = create_model(name, **kwargs)
-    return FAMILIES[family].convert(found, model)
+    return _convert(family, found, model)
 
 
 def save_checkpoint(model: nn.Module, path: str | os.PathLike, metadata: Mapping[str, str] | None = None) -> None:
@@ -105,7 +105,11 @@ def identify(source: str | os.PathLike | Mapping[str, Any]) -> tuple[str, int]:
     for name in list_models(f"{family}*" if family else ""):
         with torch.device("meta"):
             model = create_model(name)
-            ours = FAMILIES[family].convert(state_dict, model) if family else state_dict
+        try:
+            ours = _convert(family, state_dict, model) if family else state_dict
+        except CheckpointError:
+            continue
+        with torch.device("meta"):
             classifier = model.pretrained_cfg["classifier"] + ".weight"
             classes = ours[classifier].shape[0] if classifier in ours else 0
             model.reset_classifier(classes)
@@ -128,13 +132,15 @@ def read_state_dict(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, 
         with torch.serialization.safe_globals([Namespace]):  # training scripts store their arguments beside the weights
             return unwrap(torch.load(path, map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:
-        if "Unsupported" in str(error) or "GLOBAL" in str(error):
-            raise CheckpointError(
-                f"{path} holds Python objects besides tensors, and loading them could run code. If you trust it, "
-                "re-save its state dict alone (torch.save(model.state_dict(), …)) where its classes are installed."
-            ) from error
-        raise CheckpointError(f"{path} is not a checkpoint: expected safetensors or a torch .pth file.") from error
-    except (SafetensorError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
+        with path.open("rb") as file:
+            start = file.read(2)
+        if start != b"PK" and start[:1] != b"\x80":  # neither torch's zip nor a pickle
+            raise CheckpointError(f"{path} is not a checkpoint: expected safetensors or a torch .pth file.") from error
+        raise CheckpointError(
+            f"{path} holds Python objects besides tensors, and loading them could run code. If you trust it, "
+            "re-save its state dict alone (torch.save(model.state_dict(), …)) where its classes are installed."
+        ) from error
+    except (SafetensorError, RuntimeError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path} is damaged or incomplete ({error}). Download or copy it again.") from error
 
 
@@ -166,6 +172,16 @@ def _recognise(state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], str | 
         if layout.matches(state_dict):
             return state_dict, family
     return state_dict, None
+
+
+def _convert(family: str, state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    try:
+        return FAMILIES[family].convert(state_dict, model)
+    except (RuntimeError, KeyError, IndexError) as error:
+        name = getattr(model, "pretrained_cfg", {}).get("architecture", type(model).__name__)
+        raise CheckpointError(
+            f"these official {family} weights do not fit {name}: another size or options? ({error})"
+        ) from error
 
 
 def _drop_unused(

@@ -225,9 +225,7 @@ class SViT(nn.Module):
                 SViTBlock(
                     dim,
                     attend(),
-                    ConvMlp(
-                        dim, int(dim * mlp_ratio), conv=ffn == "conv", shortcut=ffn_shortcut, drop=mlp_drop_rate
-                    ),
+                    ConvMlp(dim, int(dim * mlp_ratio), conv=ffn == "conv", shortcut=ffn_shortcut, drop=mlp_drop_rate),
                     cpe=position == "cpe",
                     bias=RelativeBias(num_heads, cell, -(-side // 2**i)) if position == "rpe" else None,
                     layer_scale=layer_scale[i],

@@ -19,7 +19,7 @@ def fold9(sent: Tensor, rows: int, columns: int) -> Tensor:
 
 def slow_attention(module: SuperTokenAttention, features: Tensor) -> Tensor:
     """What `module` computes, with the association written as Algorithm 1 of the paper writes it."""
-    cell, (batch, dim, height, width) = module.tokenizer.cell, features.shape
+    cell, (_, dim, height, width) = module.tokenizer.cell, features.shape
     features = F.pad(features, (0, -width % cell, 0, -height % cell))
     rows, columns = features.shape[2] // cell, features.shape[3] // cell
     cells = F.unfold(features, cell, stride=cell).unflatten(1, (dim, cell * cell))  # (B, C, P, m)

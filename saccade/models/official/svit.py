@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 # The four convolutions of the stem stand in one Sequential of (convolution, GELU, BatchNorm) triples.
 _STEM = re.compile(r"^patch_embed\.proj\.(\d+)\.")
-_MERGE = re.compile(r"^layers\.(\d+)\.downsample\.proj\.([01])\.")  # at the end of their stage, at the start of our next
+# Patch merging stands at the end of their stage and at the start of our next one.
+_MERGE = re.compile(r"^layers\.(\d+)\.downsample\.proj\.([01])\.")
 _RENAMES = (
     (r"^layers\.", "stages."),
     (r"\.pos_embed\.conv\.", ".position."),
