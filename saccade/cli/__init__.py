@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
     try:
-        return args.run(args)
+        return args.entry(args)
     except KeyboardInterrupt:
         print(f"saccade {args.command}: stopped", file=sys.stderr)
         return 1
@@ -66,7 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
         )
         module.add_arguments(sub)
         add_shared_flags(sub)
-        sub.set_defaults(run=module.run)
+        sub.set_defaults(entry=module.run)
     return parser
 
 

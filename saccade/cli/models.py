@@ -65,8 +65,9 @@ def describe(
             continue
         paper = REPORTED.get(name)
         config = timm.models.get_pretrained_cfg(name)
-        own_size = paper.size if paper else config.input_size[-1]
-        shape = (*config.input_size[:-2], size or own_size, size or own_size)
+        expected = config.input_size if config else (3, 224, 224)
+        own_size = paper.size if paper else expected[-1]
+        shape = (*expected[:-2], size or own_size, size or own_size)
         cost = count(name, shape, **(options or {}))
         if max_params and cost.params > max_params * 1e6:
             continue

@@ -18,3 +18,14 @@ REPORTED: dict[str, Reported] = {
     "svit_base": Reported("2211.11167 Table 2", "52", "9.9", 84.8),
     "svit_large": Reported("2211.11167 Table 2", "95", "15.6", 85.3),
 }
+
+# timm models people would pick instead, with the top-1 the papers' tables print for them.
+COMPARED: dict[str, float] = {
+    "resnet18": 69.8,
+    "resnet50": 76.1,
+    "deit_small_patch16_224": 79.9,
+    "swin_tiny_patch4_window7_224": 81.3,
+    "swin_small_patch4_window7_224": 83.0,
+    "pvt_v2_b2": 82.0,
+    "convnext_tiny": 82.1,
+}

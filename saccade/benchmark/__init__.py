@@ -1,0 +1,17 @@
+"""What a model costs: parameters and multiply-adds, time and memory, measured side by side."""
+
+from saccade.benchmark.cost import Cost, count
+from saccade.benchmark.machine import Ceiling, describe_machine, measure_ceiling
+from saccade.benchmark.timing import Case, Measurement, interleave, measure
+
+__all__ = [
+    "Case",
+    "Ceiling",
+    "Cost",
+    "Measurement",
+    "count",
+    "describe_machine",
+    "interleave",
+    "measure",
+    "measure_ceiling",
+]

@@ -1,0 +1,109 @@
+"""The machine: its name for the record, and the two ceilings no model can pass."""
+
+import datetime
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Ceiling(NamedTuple):
+    """What this machine reaches on its best day."""
+
+    tflops: float  # a large matrix product in the case's dtype, two operations a multiply-add
+    gbytes: float  # a large copy, bytes read and written
+
+
+def measure_ceiling(device: str, dtype: torch.dtype = torch.float32) -> Ceiling:
+    """A large matrix product and a large copy, the best of several."""
+    side = 8192 if device.startswith("cuda") else 1536
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    block = torch.empty(2**30 if device.startswith("cuda") else 2**26, dtype=torch.uint8, device=device)
+    product = best_time(lambda: left @ right, device)
+    copy = best_time(lambda: block.clone(), device)
+    return Ceiling(2 * side**3 / product / 1e12, 2 * block.numel() / copy / 1e9)
+
+
+def best_time(step, device: str, repeats: int = 5) -> float:
+    """Seconds of the fastest of a few runs, after one that warms up."""
+    times = []
+    for _ in range(repeats + 1):
+        synchronize(device)
+        start = time.perf_counter()
+        step()
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def describe_machine(device: str) -> dict[str, Any]:
+    """What a figure needs beside it to mean anything: card, torch, date, commit."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(),
+    }
+
+
+def cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """The commit of the source tree this runs from, if it is one."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+class PeakMemory:
+    """The most memory used inside the context beyond what was in use before, in bytes; None where unknown.
+
+    On a GPU the allocator tells; on Linux the kernel's high-water mark is reset and read.
+    """
+
+    def __init__(self, device: str):
+        self.device = device
+        self.bytes: int | None = None
+
+    def __enter__(self) -> "PeakMemory":
+        if self.device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self.before = torch.cuda.memory_allocated(self.device)
+        else:
+            self.before = self._reset_linux()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.device.startswith("cuda"):
+            self.bytes = torch.cuda.max_memory_allocated(self.device) - self.before
+        elif self.before is not None:
+            self.bytes = max(0, self._status("VmHWM") - self.before)
+
+    def _reset_linux(self) -> int | None:
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+            return self._status("VmRSS")
+        except (OSError, StopIteration):
+            return None
+
+    @staticmethod
+    def _status(field: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith(field)).split()[1]) * 1024
