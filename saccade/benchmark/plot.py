@@ -29,12 +29,12 @@ def save(chart: Any, path: Path) -> Path:
 
 def plain_numbers(axis: Any) -> None:
     """20 and 50 on a logarithmic axis, not powers of ten."""
-    from matplotlib.ticker import LogFormatter, LogLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_locator(LogLocator(subs=(1.5, 3, 4, 7)))
-    axis.set_major_formatter(LogFormatter(minor_thresholds=(9, 9), labelOnlyBase=False))
-    axis.set_minor_formatter(LogFormatter(minor_thresholds=(0.8, 0.8), labelOnlyBase=False))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def plot_accuracy(rows: list[dict[str, Any]], accuracy: dict[str, float], title: str, path: Path) -> Path | None:
