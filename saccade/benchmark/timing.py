@@ -114,7 +114,8 @@ def interleave(
     steps: Sequence[Callable[[], Any]], devices: Sequence[str], rounds: int, min_seconds: float = 0.2
 ) -> Iterator[list[float]]:
     """Seconds of one call of each step, a list a round; a short step is repeated to fill its turn."""
-    repeats = [max(1, round(min_seconds / max(timed(step, device, 1), 1e-6))) for step, device in zip(steps, devices)]
+    once = [timed(step, device, 1) for step, device in zip(steps, devices, strict=True)]
+    repeats = [max(1, round(min_seconds / max(seconds, 1e-6))) for seconds in once]
     for _ in range(rounds):
         yield [timed(step, device, n) for step, device, n in zip(steps, devices, repeats, strict=True)]
 
