@@ -2,7 +2,7 @@
 
 group     tokens.clusters.ClusterTokenizer, and tokens.clusters.SharedTokenizer in the blocks that reuse its assignment
 relate    layers.attention.CrossAttention: every pixel asks the tokens
-put back  the same step: what a pixel hears is its own update
+put back  layers.attention.CrossAttention, the same step: what a pixel hears is its own update
 
 Tokens are called clusters in the paper. Where it is silent, the authors' code decides (their weights give their
 outputs here): the clustering reads the normalised pixels, from which queries come too; a shared assignment groups

@@ -15,7 +15,6 @@ _RENAMES = (
     (r"^patch_embed\.norm\.", "stem.norm."),
     (r"^head\.", "head.fc."),
     (r"\.norm([12])_before\.", r".norm\1."),
-    (r"\.norm([12])_after\.", r".post_norm\1."),
     (r"\.attn\.cluster_norm\.", ".tokenizer.norm."),
     (r"\.attn\.clustering\.clustering\.", ".tokenizer.clustering."),
     (r"\.mlp\.dwconv\.dwconv\.", ".mlp.conv."),
