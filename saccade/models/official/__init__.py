@@ -5,4 +5,4 @@ Converters are pure: a dict of tensors in, a new dict out, values untouched but 
 
 from saccade.models.official import paca, svit
 
-FAMILIES = {"paca": paca, "svit": svit}
+FAMILIES = {"svit": svit, "paca": paca}
