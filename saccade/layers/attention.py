@@ -1,18 +1,21 @@
-"""Multi-head self-attention over a list of vectors."""
+"""Multi-head attention: a list of vectors among themselves, or one list asking another."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 class SelfAttention(nn.Module):
-    """Every vector asks all the others; one fused projection, PyTorch's fused attention."""
+    """Every vector asks all the others; one fused projection, PyTorch's fused attention.
 
-    def __init__(self, dim: int, num_heads: int):
+    `sub_norm` normalises what the heads found before the last projection (Sub-LN, arXiv 2210.06423).
+    """
+
+    def __init__(self, dim: int, num_heads: int, sub_norm: bool = False):
         super().__init__()
-        if dim % num_heads:
-            raise ValueError(f"width {dim} does not divide into {num_heads} heads; choose heads that divide it.")
+        check_heads(dim, num_heads)
         self.num_heads = num_heads
         self.qkv = nn.Linear(dim, 3 * dim)
+        self.norm = nn.LayerNorm(dim, eps=1e-6) if sub_norm else nn.Identity()
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, tokens: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -22,4 +25,30 @@ class SelfAttention(nn.Module):
         if bias is not None:
             bias = bias.to(query.dtype)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        return self.proj(mixed.transpose(1, 2).flatten(2))
+        return self.proj(self.norm(mixed.transpose(1, 2).flatten(2)))
+
+
+class CrossAttention(nn.Module):
+    """Every pixel asks a few tokens: cost N x M instead of N x N. `sub_norm` as in `SelfAttention`."""
+
+    def __init__(self, dim: int, num_heads: int, sub_norm: bool = False):
+        super().__init__()
+        check_heads(dim, num_heads)
+        self.num_heads = num_heads
+        self.to_query = nn.Linear(dim, dim)
+        self.to_key_value = nn.Linear(dim, 2 * dim)
+        self.norm = nn.LayerNorm(dim, eps=1e-6) if sub_norm else nn.Identity()
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, pixels: Tensor, tokens: Tensor) -> Tensor:
+        """pixels (B, N, D), tokens (B, M, D) -> what every pixel found (B, N, D)."""
+        query = self.to_query(pixels).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, N, D/heads)
+        key_value = self.to_key_value(tokens).unflatten(2, (2, self.num_heads, -1))
+        key, value = key_value.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, M, D/heads) each
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        return self.proj(self.norm(mixed.transpose(1, 2).flatten(2)))
+
+
+def check_heads(dim: int, num_heads: int) -> None:
+    if dim % num_heads:
+        raise ValueError(f"width {dim} does not divide into {num_heads} heads; choose heads that divide it.")

@@ -1,5 +1,17 @@
 """The names of DESIGN.md, written out: a model that vanishes from the registry fails the contract."""
 
-NANOS = ["svit_nano"]
-IMAGE_MODELS = [*NANOS, "svit_small", "svit_base", "svit_large"]
+NANOS = ["paca_nano", "svit_nano"]
+IMAGE_MODELS = [
+    *NANOS,
+    "paca_tiny",
+    "paca_small",
+    "paca_base",
+    "paca_mlp_small",
+    "paca_ec_tiny",
+    "paca_ec_small",
+    "paca_ec_base",
+    "svit_small",
+    "svit_base",
+    "svit_large",
+]
 VIDEO_MODELS: list[str] = []

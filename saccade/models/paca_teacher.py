@@ -1,0 +1,121 @@
+"""The external clustering network of PaCa: a light convolutional pyramid that scores the clusters of all stages.
+
+It reads the stem of the ViT, and is trained with it by nothing but the classification loss (PACA-18 … PACA-25).
+Any network may stand in its place: called with the stem's map, it gives back two lists with an entry a stage,
+scores (B, M, N) and maps (B, C, H, W) to add to the stage before its norm; an entry may be None.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from timm.models import register_notrace_module
+from torch import Tensor, nn
+
+from saccade.layers.grid import to_pixels
+from saccade.tokens.clusters import ToScore
+
+__all__ = ["ClusteringTeacher"]
+
+
+class ConvMixerLayer(nn.Module):
+    """Mix space by a depth-wise convolution with a shortcut, then channels by a point-wise one (PACA-20)."""
+
+    def __init__(self, dim: int, kernel: int = 7):
+        super().__init__()
+        self.conv = nn.Conv2d(dim, dim, kernel, padding=kernel // 2, groups=dim)
+        self.norm1 = nn.BatchNorm2d(dim)
+        self.mix = nn.Linear(dim, dim)
+        self.norm2 = nn.BatchNorm2d(dim)
+
+    def forward(self, features: Tensor) -> Tensor:
+        features = features + self.norm1(F.gelu(self.conv(features)))
+        mixed = self.mix(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.norm2(F.gelu(mixed))
+
+
+class BlurMerge(nn.Module):
+    """Halve the map without aliasing: fixed 1-2-1 blur, then a convolution of stride 2 (PACA-21)."""
+
+    blur: Tensor
+
+    def __init__(self, in_dim: int, dim: int):
+        super().__init__()
+        row = torch.tensor([1.0, 2.0, 1.0]) / 4
+        self.register_buffer("blur", row[:, None] * row[None, :], persistent=False)
+        self.conv = nn.Conv2d(in_dim, dim, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(dim)
+
+    def forward(self, features: Tensor) -> Tensor:
+        channels = features.shape[1]
+        blurred = F.conv2d(features, self.blur.expand(channels, 1, 3, 3), padding=1, groups=channels)
+        return self.norm(F.gelu(self.conv(blurred)))
+
+
+class TopDown(nn.Module):
+    """Bring a coarse map to the finer one's width and size, add them, and mix once more (PACA-22).
+
+    The authors resize first; a point-wise layer gives the same on either side of a bilinear resize, and costs a
+    quarter on the coarse one.
+    """
+
+    def __init__(self, coarse_dim: int, dim: int, kernel: int = 7):
+        super().__init__()
+        self.lateral = nn.Linear(coarse_dim, dim)
+        self.norm = nn.BatchNorm2d(dim)
+        self.refine = ConvMixerLayer(dim, kernel)
+
+    def forward(self, coarse: Tensor, fine: Tensor) -> Tensor:
+        lateral = self.lateral(coarse.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        lateral = F.interpolate(lateral, [fine.shape[2], fine.shape[3]], mode="bilinear", align_corners=False)
+        return self.refine(fine + self.norm(F.gelu(lateral)))
+
+
+@register_notrace_module
+class ClusteringTeacher(nn.Module):
+    """ConvMixer stages bottom-up, a feature pyramid top-down, and the scores of every stage from it.
+
+    A stage of 0 clusters is not scored; the pyramid goes down only to the finest stage that is.
+    """
+
+    def __init__(self, dims: Sequence[int], depths: Sequence[int], clusters: Sequence[int], kernel: int = 7):
+        super().__init__()
+        self.stages = nn.ModuleList(
+            nn.Sequential(*[ConvMixerLayer(dim, kernel) for _ in range(depth)])
+            for dim, depth in zip(dims, depths, strict=True)
+        )
+        merges = [BlurMerge(in_dim, dim) for in_dim, dim in pairwise(dims)]
+        self.merges = nn.ModuleList([nn.Identity(), *merges])
+        coarse_to_fine = reversed(range(len(dims) - 1))
+        needed = [i for i in coarse_to_fine if any(clusters[: i + 1])]
+        self.pyramid = nn.ModuleList(TopDown(dims[i + 1], dims[i], kernel) for i in needed)
+        self.to_score = nn.ModuleList(
+            ToScore(dim, num_tokens) if num_tokens else NoScore()
+            for dim, num_tokens in zip(dims, clusters, strict=True)
+        )
+
+    def forward(self, features: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """features (B, C, H, W) of the stem -> scores (B, M, N) and maps (B, C, H, W), one of each a stage."""
+        maps: list[Tensor] = []
+        for merge, stage in zip(self.merges, self.stages):  # noqa: B905, TorchScript knows no strict
+            features = stage(merge(features))
+            maps.append(features)
+        levels = [features]  # coarse to fine
+        for i, down in enumerate(self.pyramid):
+            features = down(features, maps[len(maps) - 2 - i])
+            levels.append(features)
+        scores: list[Tensor | None] = []
+        added: list[Tensor | None] = []
+        for i, to_score in enumerate(self.to_score):
+            level = len(maps) - 1 - i
+            scores.append(to_score(to_pixels(levels[level])) if level < len(levels) else None)
+            added.append(maps[i])
+        return scores, added
+
+
+class NoScore(nn.Module):
+    """In place of the scores of a stage without clusters."""
+
+    def forward(self, pixels: Tensor) -> Tensor | None:
+        return None
