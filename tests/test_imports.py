@@ -17,8 +17,8 @@ MAY_IMPORT = {
     "data": {"data"},
     "engine": {"tasks", "data", "engine", "models", "benchmark"},
     "explain": {"models", "tasks", "tokens", "explain", "data", "layers"},
-    "export": {"models", "tasks", "tokens"},
-    "benchmark": {"models", "tasks", "tokens"},
+    "export": {"models", "tasks", "tokens", "export"},
+    "benchmark": {"models", "tasks", "tokens", "benchmark"},
 }
 ONLY_TRACE = {"explain", "export", "benchmark"}  # of tokens/, they may know the traces alone
 EVERYWHERE = {"_extras"}
