@@ -2,3 +2,4 @@
 
 from saccade.models import paca as paca
 from saccade.models import svit as svit
+from saccade.models import vt as vt

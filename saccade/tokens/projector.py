@@ -1,0 +1,50 @@
+"""Put visual tokens back: every pixel asks the tokens what to add to it (VT, Eq. 5, VT-22 … VT-24, VTR-07)."""
+
+import torch.nn.functional as F
+from timm.layers import DropPath
+from torch import Tensor, nn
+
+from saccade.layers.grid import to_features, to_pixels
+from saccade.layers.linear import LinearNorm, ListNorm
+from saccade.tokens.visual_tokens import pixel_groups
+
+
+class TokenProjector(nn.Module):
+    """pixels + norm(softmax over tokens of query · key, times the tokens).
+
+    The map is first brought to `dim` channels where it has others; the tokens' values too (Eq. 5 adds the tokens
+    themselves, which only fits where the widths agree). The gain of the last norm starts at zero, so that a fresh
+    projector adds nothing.
+    """
+
+    def __init__(
+        self,
+        pixel_dim: int,
+        dim: int,
+        token_dim: int,
+        num_heads: int = 16,
+        scale: bool = True,
+        norm: bool = True,
+        drop_path: float = 0.0,
+    ):
+        super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"a map of {dim} channels does not divide into {num_heads} heads; choose other heads.")
+        self.num_heads = num_heads
+        self.scale = (dim // num_heads) ** -0.5 if scale else 1.0
+        self.widen = LinearNorm(pixel_dim, dim, norm=norm) if pixel_dim != dim else nn.Identity()
+        self.to_query = LinearNorm(dim, dim, pixel_groups(dim, num_heads), norm=norm)
+        self.to_key = LinearNorm(token_dim, dim, norm=norm)
+        self.to_value = LinearNorm(token_dim, dim, norm=norm) if token_dim != dim else nn.Identity()
+        self.norm = ListNorm(dim, zero=True, enabled=norm)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """features (B, C, H, W), tokens (B, M, D) -> features (B, dim, H, W), channels-last in memory."""
+        pixels = self.widen(to_pixels(features))
+        query = self.to_query(pixels).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, N, C/heads)
+        key = self.to_key(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, M, C/heads)
+        value = self.to_value(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        asked = F.scaled_dot_product_attention(query, key, value, scale=self.scale)
+        pixels = pixels + self.drop_path(self.norm(asked.transpose(1, 2).flatten(2)))
+        return to_features(pixels, features.shape[2], features.shape[3])
