@@ -59,9 +59,13 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, A
     if family:
         state_dict = _convert(family, state_dict, target)
     new: dict[str, str] = {}
+    dropped: tuple[str, ...] = ()
     if hasattr(target, "adapt_checkpoint"):
-        state_dict, new = target.adapt_checkpoint(state_dict)
+        found = state_dict
+        state_dict, new = target.adapt_checkpoint(found)
+        dropped = tuple(key for key in found if key not in state_dict)
     state_dict, ignored = _drop_unused(state_dict, model, target)
+    ignored = dropped + ignored
     missing = _compare(state_dict, target, new, strict)
     target.load_state_dict(state_dict, strict=False)
     report = LoadReport(f"{family} (official)" if family else "saccade", len(state_dict), new | missing, ignored)
@@ -77,7 +81,8 @@ def convert_official(state_dict: Mapping[str, Any], name: str, **kwargs: Any) ->
         raise CheckpointError(f"this is not an official state dict of {_families()}: {_some(found)}")
     with torch.device("meta"):  # only names and head counts are needed
         model = create_model(name, **kwargs)
-    return _convert(family, found, model)
+    converted = _convert(family, found, model)
+    return model.adapt_checkpoint(converted)[0] if hasattr(model, "adapt_checkpoint") else converted
 
 
 def save_checkpoint(model: nn.Module, path: str | os.PathLike, metadata: Mapping[str, str] | None = None) -> None:

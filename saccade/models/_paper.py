@@ -24,6 +24,10 @@ REPORTED: dict[str, Reported] = {
     "svit_small": Reported("2211.11167 Table 2", "25", "4.4", 83.6),
     "svit_base": Reported("2211.11167 Table 2", "52", "9.9", 84.8),
     "svit_large": Reported("2211.11167 Table 2", "95", "15.6", 85.3),
+    "vt_resnet18": Reported("2006.03677 Table 8", "11.7", "1.569", 76.8),
+    "vt_resnet34": Reported("2006.03677 Table 2", "21.9", "3.280", 75.0),  # Table 8's is another model, docs/vt.md
+    "vt_resnet50": Reported("2006.03677 Table 8", "21.4", "3.412", 80.6),
+    "vt_resnet101": Reported("2006.03677 Table 8", "41.5", "7.129", 82.3),
 }
 
 # timm models people would pick instead, with the top-1 the papers' tables print for them.

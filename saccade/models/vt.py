@@ -43,7 +43,7 @@ from saccade.layers.grid import channels_last, check_images
 from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, TokenTransformer
 from saccade.models._build import build, choose, pretrained_cfg, register
 from saccade.tokens.projector import TokenProjector
-from saccade.tokens.visual_tokens import TOKENIZERS, RecurrentTokenizer, RepeatedTokenizer, pixel_groups
+from saccade.tokens.visual_tokens import TOKENIZERS, KeepTokenizer, RecurrentTokenizer, RepeatedTokenizer, pixel_groups
 
 __all__ = ["VT"]
 register_notrace_function(check_images)
@@ -54,18 +54,17 @@ RELATIONS = ("transformer", "equations", "graph", "none", "skip")
 
 
 class VTBlock(nn.Module):
-    """One VT module: group, relate, put back (VT-25). What is None is left out."""
+    """One VT module: group, relate, put back (VT-25); no projector leaves the map as it is."""
 
-    def __init__(self, tokenizer: nn.Module | None, relation: nn.Module, projector: nn.Module | None):
+    def __init__(self, tokenizer: nn.Module, relation: nn.Module, projector: nn.Module | None):
         super().__init__()
         self.tokenizer = tokenizer
         self.relation = relation
         self.projector = projector
 
-    def forward(self, features: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, previous: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """features (B, C, H, W), previous tokens (B, M, D) -> features (B, C', H, W), tokens (B, M', D)."""
-        if self.tokenizer is not None:
-            tokens = self.tokenizer(features, tokens)[0]  # group
+        tokens = self.tokenizer(features, previous)[0]  # group
         tokens = self.relation(tokens)  # relate
         if self.projector is not None:
             features = self.projector(features, tokens)  # put back
@@ -91,6 +90,7 @@ class VTStage(nn.Module):
                 features, tokens = checkpoint(block, features, tokens)
             else:
                 features, tokens = block(features, tokens)
+        assert tokens is not None  # there is at least one module
         return features, tokens
 
 
@@ -180,37 +180,26 @@ class VT(nn.Module):
         self.layer1, self.layer2, self.layer3 = trunk.layer1, trunk.layer2, trunk.layer3
         stride = 4 if stem == "resnet" else 2
 
-        pixel_dim = trunk.num_features
-        made = 0  # tokens behind the modules so far
+        pixel_dim, made = trunk.num_features, 0  # channels of the map and tokens, behind the modules so far
         blocks = []
         for i, word in enumerate(relations):
             rate = drop_path_rate * (sum(layers) + i) / (sum(layers) + depth - 1)
-            group, put_back = None, None
-            if i == 0 or (recurrence == "none" and projector):
-                options: dict[str, Any] = {"norm": norm}
-                if tokenizer == "filter" and (first_value or i):
-                    options["value_groups"] = pixel_groups(pixel_dim, num_heads)
-                if tokenizer == "clustering":
-                    options["iterations"] = iterations
-                group = TOKENIZERS[tokenizer](pixel_dim, token_dim, num_tokens, **options)
-                group = RepeatedTokenizer(group) if i else group
+            group: nn.Module = KeepTokenizer()
+            if i == 0 or (projector and recurrence == "none"):
+                value_groups_here = pixel_groups(pixel_dim, num_heads) if first_value or i else 0
+                options = {"filter": {"value_groups": value_groups_here}, "clustering": {"iterations": iterations}}
+                group = TOKENIZERS[tokenizer](pixel_dim, token_dim, num_tokens, norm=norm, **options.get(tokenizer, {}))
                 made = num_tokens + made - made // 2
+                group = RepeatedTokenizer(group) if i else group
             elif projector:
                 group = RecurrentTokenizer(pixel_dim, token_dim, num_heads, recurrence == "half", norm=norm)
+            relate = make_relation(word, token_dim, made, num_heads, key_groups, value_groups, norm, rate)
+            put_back = None
             if projector and (i + 1 < depth or project_last):
                 put_back = TokenProjector(pixel_dim, dim, token_dim, num_heads, norm=norm, drop_path=rate)
                 pixel_dim = dim
-            relate: nn.Module = nn.Identity()
-            if word == "transformer":
-                relate = TokenTransformer(token_dim, num_heads, key_groups, value_groups, norm, rate)
-            elif word == "equations":
-                relate = EquationTransformer(token_dim, token_dim // 4, drop_path=rate)
-            elif word == "graph":
-                relate = GraphConvolution(token_dim, made, norm, rate)
-            elif word == "none":
-                relate = FeedForward(token_dim, norm, rate)
             blocks.append(VTBlock(group, relate, put_back))
-        self.layer4 = VTStage(nn.MaxPool2d(3, stride=2, padding=1) if pool else nn.Identity(), blocks)
+        self.layer4: VTStage | None = VTStage(nn.MaxPool2d(3, stride=2, padding=1) if pool else nn.Identity(), blocks)
 
         self.feature_info = [
             {"num_chs": width * BLOCKS[block].expansion, "reduction": stride * 2**i, "module": f"layer{i + 1}"}
@@ -221,12 +210,31 @@ class VT(nn.Module):
         self.head = ClassifierHead(token_dim, num_classes, pool_type=global_pool, drop_rate=drop_rate)
 
     @torch.jit.ignore
+    def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """What this model can take of a plain ResNet (its stem and first three stages, VT-43) or of another VT.
+
+        Gives back what is taken, and what stays new with the reason. What only the checkpoint has is left out: a
+        ResNet's last stage and classifier, or the last module's projector where this model has none.
+        """
+        ours = self.state_dict()
+        last = f"layer4.blocks.{len(self.layer4.blocks) - 1}.projector." if self.layer4 is not None else "layer4."
+        if any(key.startswith("layer4.blocks.") for key in state_dict):  # a VT
+            kept = {key: value for key, value in state_dict.items() if key in ours or not key.startswith(last)}
+            reason = "a classifier's last module has no projector; a new one starts as the identity"
+            return kept, {key: reason for key in ours if key.startswith(last) and key not in state_dict}
+        if not any(key.startswith("layer4.") for key in state_dict):  # neither
+            return state_dict, {}
+        kept = {key: value for key, value in state_dict.items() if not key.startswith(("layer4.", "fc."))}
+        reason = "a plain ResNet has no VT modules, and its classifier reads other features"
+        return kept, {key: reason for key in ours if key.startswith(("layer4.", "head."))}
+
+    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         return set()
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        return {"stem": r"^(conv1|bn1)", "blocks": r"^layer(\d+)" if coarse else r"^layer(\d+)\.(?:blocks\.)?(\d+)"}
+        return {"stem": r"^(?:conv1|bn1)", "blocks": r"^layer(\d+)" if coarse else r"^layer(\d+)\.(?:blocks\.)?(\d+)"}
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -298,6 +306,8 @@ class VT(nn.Module):
             features = checkpoint_seq([self.layer1, self.layer2, self.layer3], features, flatten=True)
         else:
             features = self.layer3(self.layer2(self.layer1(features)))
+        if self.layer4 is None:
+            raise RuntimeError("this model was cut down to ResNet stages and has no tokens: use forward_intermediates.")
         return self.layer4(features)[1]
 
     def forward_features(self, images: Tensor) -> Tensor:
@@ -311,6 +321,26 @@ class VT(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> logits (B, K)."""
         return self.forward_head(self.forward_features(images))
+
+
+def make_relation(
+    word: str,
+    dim: int,
+    num_tokens: int,
+    num_heads: int,
+    key_groups: int,
+    value_groups: int,
+    norm: bool,
+    drop_path: float,
+) -> nn.Module:
+    """What relates the tokens of one module; see `relation` of VT."""
+    if word == "transformer":
+        return TokenTransformer(dim, num_heads, key_groups, value_groups, norm, drop_path)
+    if word == "equations":
+        return EquationTransformer(dim, dim // 4, drop_path=drop_path)  # VTR-05: the width that costs as much
+    if word == "graph":
+        return GraphConvolution(dim, num_tokens, norm, drop_path)
+    return FeedForward(dim, norm, drop_path) if word == "none" else nn.Identity()
 
 
 def as_map(tokens: Tensor) -> Tensor:

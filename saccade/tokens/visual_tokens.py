@@ -132,11 +132,7 @@ class RecurrentTokenizer(nn.Module):
         The assignment is the softmax over pixels of query · key, (B, heads, new, N): the fused attention never
         writes it down, `trace` does.
         """
-        if tokens is None:
-            raise ValueError(
-                "a recurrent tokenizer asks with the tokens of a previous module: pass tokens (B, M, D), "
-                "or use a filter, clustering or pooling tokenizer in the first module."
-            )
+        tokens = previous(tokens)
         asking = tokens.shape[1] // 2 if self.keep_half else tokens.shape[1]
         query = self.to_query(tokens[:, :asking]).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
         both = self.to_key_value(to_pixels(features)).unflatten(2, (self.num_heads, 2, -1))  # head by head: key, value
@@ -159,10 +155,19 @@ class RepeatedTokenizer(nn.Module):
         super().__init__()
         self.tokenizer = tokenizer
 
-    def forward(self, features: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """features (B, C, H, W), previous tokens (B, M, D) -> tokens (B, M/2 + new, D), assignment of the new ones."""
+        tokens = previous(tokens)
         new, assignment = self.tokenizer(features)
         return torch.cat((tokens[:, tokens.shape[1] // 2 :], new), dim=1), assignment
+
+
+class KeepTokenizer(nn.Module):
+    """Without projector (Table 7) the map has nothing new to read: the previous tokens go on (VT-28)."""
+
+    def forward(self, features: Tensor, tokens: Tensor | None = None) -> tuple[Tensor]:
+        """features (B, C, H, W), previous tokens (B, M, D) -> the same tokens."""
+        return (previous(tokens),)
 
 
 class TokenMap(nn.Module):
@@ -178,6 +183,16 @@ class TokenMap(nn.Module):
         return self.fc(self.norm(pooled))
 
 
+def previous(tokens: Tensor | None) -> Tensor:
+    """The previous module's tokens, for a tokenizer that needs some (VT-07)."""
+    if tokens is None:
+        raise ValueError(
+            "this tokenizer continues from the tokens of a previous module: pass tokens (B, M, D), "
+            "or use a filter, clustering or pooling tokenizer in the first module."
+        )
+    return tokens
+
+
 def kmeans(pixels: Tensor, seeds: Tensor, iterations: int) -> Tensor:
     """Lloyd's algorithm on unit vectors: pixels (B, N, C), first centroids (B, M, C) -> centroids (B, M, C) (VT-11).
 
@@ -191,7 +206,7 @@ def kmeans(pixels: Tensor, seeds: Tensor, iterations: int) -> Tensor:
         nearest = torch.matmul(pixels, centroids.transpose(1, 2)).argmax(-1)  # (B, N)
         members = (nearest.unsqueeze(1) == names.unsqueeze(1)).to(pixels.dtype)  # (B, M, N)
         total = torch.matmul(members, pixels)
-        length = total.norm(dim=-1, keepdim=True)
+        length = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
         centroids = torch.where(length > 1e-6, total / length.clamp(min=1e-6), centroids)
     return centroids
 

@@ -1,6 +1,6 @@
 """The names of DESIGN.md, written out: a model that vanishes from the registry fails the contract."""
 
-NANOS = ["paca_nano", "svit_nano"]
+NANOS = ["paca_nano", "svit_nano", "vt_nano"]
 IMAGE_MODELS = [
     *NANOS,
     "paca_tiny",
@@ -13,5 +13,9 @@ IMAGE_MODELS = [
     "svit_small",
     "svit_base",
     "svit_large",
+    "vt_resnet18",
+    "vt_resnet34",
+    "vt_resnet50",
+    "vt_resnet101",
 ]
 VIDEO_MODELS: list[str] = []

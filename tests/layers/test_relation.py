@@ -1,0 +1,130 @@
+"""Ways to relate tokens, against their equations in loops (VT-15 … VT-21)."""
+
+from math import sqrt
+
+import pytest
+import torch
+from torch import nn
+
+from saccade.layers.linear import GroupedLinear, LinearNorm, ListNorm
+from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, TokenTransformer
+from tests import slow
+
+B, M, D = 2, 5, 24
+
+
+def tokens(seed=1):
+    return torch.randn(B, M, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_linear_norm_is_a_one_by_one_convolution_and_batch_norm(groups):
+    layer = slow.randomise(LinearNorm(D, 12, groups))
+    slow.agree(layer(tokens()), [slow.linear_norm(image, layer) for image in tokens().tolist()])
+    conv = nn.Conv1d(D, 12, 1, groups=groups, bias=False).double()
+    weight = layer.linear.weight.transpose(1, 2).flatten(0, 1) if groups > 1 else layer.linear.weight
+    conv.weight.data.copy_(weight.unsqueeze(2))
+    found = layer.norm.bn(conv(tokens().transpose(1, 2))).transpose(1, 2)
+    torch.testing.assert_close(layer(tokens()), found)
+
+
+def test_groups_that_do_not_divide_are_named():
+    with pytest.raises(ValueError, match="do not both divide into 5 groups"):
+        GroupedLinear(24, 12, 5)
+
+
+def test_list_norm_takes_its_statistics_over_images_and_vectors():
+    vectors, layer = tokens(), ListNorm(D).double().train()
+    found = layer(vectors)
+    expected = (vectors - vectors.mean((0, 1))) / (vectors.var((0, 1), unbiased=False) + layer.bn.eps).sqrt()
+    torch.testing.assert_close(found, expected)
+
+
+def slow_transformer(vectors, layer):
+    query, key = slow.deal(slow.linear_norm(vectors, layer.to_query_key), layer.num_heads)
+    value = slow.linear_norm(vectors, layer.to_value)
+    mixed = slow.norm(slow.attend_in_heads(query, key, value, layer.num_heads), layer.norm)
+    vectors = slow.add(vectors, mixed)
+    return slow.add(vectors, slow.linear_norm(slow.relu(vectors), layer.mlp.fc))
+
+
+@pytest.mark.parametrize(("heads", "key_groups", "value_groups"), [(1, 1, 1), (4, 2, 1), (4, 4, 2)])
+def test_transformer_is_its_equation(heads, key_groups, value_groups):
+    layer = slow.randomise(TokenTransformer(D, heads, key_groups, value_groups))
+    slow.agree(layer(tokens()), [slow_transformer(image, layer) for image in tokens().tolist()])
+
+
+@pytest.mark.parametrize("scale", [False, True])
+def test_equation_transformer_is_the_letter_of_eq_3_and_4(scale):
+    """T' = T + softmax_L((T K)(T Q)ᵀ) T and T'' = T' + relu(T' F1) F2 (VT-15, VT-16)."""
+    layer = slow.randomise(EquationTransformer(D, 8, scale))
+
+    def equations(image):
+        row, column = slow.linear(image, layer.to_row), slow.linear(image, layer.to_column)
+        image = slow.add(image, slow.attend(row, column, image, 1 / sqrt(8) if scale else 1.0))
+        return slow.add(image, slow.linear(slow.relu(slow.linear(image, layer.fc1)), layer.fc2))
+
+    slow.agree(layer(tokens()), [equations(image) for image in tokens().tolist()])
+
+
+def test_graph_convolution_is_its_equation():
+    """T + relu(norm(G T W)) (VT-20)."""
+    layer = slow.randomise(GraphConvolution(D, M))
+
+    def equation(image):
+        graph = slow.mix(layer.adjacency.tolist(), image)
+        return slow.add(image, slow.relu(slow.linear_norm(graph, layer.fc)))
+
+    slow.agree(layer(tokens()), [equation(image) for image in tokens().tolist()])
+
+
+def test_feed_forward_is_its_equation():
+    layer = slow.randomise(FeedForward(D))
+    found = [slow.add(image, slow.linear_norm(slow.relu(image), layer.fc)) for image in tokens().tolist()]
+    slow.agree(layer(tokens()), found)
+
+
+@pytest.mark.parametrize("layer", [TokenTransformer(D, 4, 2), EquationTransformer(D, 8), FeedForward(D)])
+def test_the_order_of_tokens_does_not_matter(layer):
+    """VT-18: permuted tokens come out permuted. Not so in a graph, where every token has its own row."""
+    slow.randomise(layer)
+    order = torch.tensor([3, 1, 4, 0, 2])
+    torch.testing.assert_close(layer(tokens()[:, order]), layer(tokens())[:, order])
+    graph = slow.randomise(GraphConvolution(D, M))
+    assert not torch.allclose(graph(tokens()[:, order]), graph(tokens())[:, order], atol=1e-3)
+
+
+def influence(layer, vectors):
+    """How much token 0 of the output changes with every token of the input, as a share: the effective weights."""
+    vectors = vectors.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(layer(vectors)[:, 0].sum(), vectors)
+    return gradient.detach()
+
+
+def test_a_transformers_weights_depend_on_the_image_and_a_graphs_do_not():
+    """VT-21. In the linear regime of its ReLU a graph convolution is one matrix for all images."""
+    graph = slow.randomise(GraphConvolution(D, M))
+    graph.fc.norm.bn.bias.data += 1e3  # far from the ReLU's kink
+    first, second = influence(graph, tokens(1)), influence(graph, tokens(2))
+    torch.testing.assert_close(first, second)
+    transformer = slow.randomise(TokenTransformer(D, 4))
+    transformer.mlp.fc.linear.weight.data.zero_()
+    assert (influence(transformer, tokens(1)) - influence(transformer, tokens(2))).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("layer", [TokenTransformer(D, 4, 2), FeedForward(D)])
+def test_a_fresh_layer_is_the_identity_and_still_learns(layer):
+    """Gains that start at zero get a gradient in the first step, the weights before them in the second (VTR-01)."""
+    layer = layer.double().train()
+    torch.testing.assert_close(layer(tokens()), tokens())
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (layer(tokens()) - tokens(2)).square().mean().backward()
+        optimizer.step()
+    assert all(p.grad.abs().max() > 0 for n, p in layer.named_parameters() if n.endswith("linear.weight"))
+
+
+def test_heads_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match="does not divide into 5 heads"):
+        TokenTransformer(D, 5)

@@ -1,0 +1,331 @@
+"""VT-ResNets: the trunk is timm's ResNet, the last stage works on tokens, the classifier reads them, maps are kept."""
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import torchvision
+from timm.layers import DropPath
+from torch import nn
+
+import saccade
+from saccade.models.vt import VT
+from saccade.tokens.visual_tokens import (
+    TOKENIZERS,
+    FilterTokenizer,
+    KeepTokenizer,
+    RecurrentTokenizer,
+    RepeatedTokenizer,
+)
+
+ABLATIONS = [
+    dict(tokenizer="clustering"),
+    dict(tokenizer="pooling"),
+    dict(recurrence="full"),
+    dict(recurrence="none", depth=3),
+    dict(relation="graph", recurrence="none", depth=3),
+    dict(relation="none"),
+    dict(relation="equations"),
+    dict(relation=("transformer", "skip")),
+    dict(projector=False),
+    dict(first_value=True, pool=True),
+    dict(norm=False),
+]
+
+
+def images(batch=2, height=64, width=64, seed=0):
+    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+def fresh(name="vt_nano", **options):
+    torch.manual_seed(0)
+    return saccade.create_model(name, **({"num_classes": 5} | options)).eval()
+
+
+def stir(model):
+    """Gains that start at zero get a value, so that every branch counts."""
+    for module in model.modules():
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            nn.init.uniform_(module.weight, 0.5, 1.0)
+    return model
+
+
+# ------------------------------------------------------------------ the model the paper describes
+
+
+@pytest.mark.parametrize(
+    ("name", "depths", "dims", "modules"),
+    [  # Table 11, VT-29 … VT-35
+        ("vt_resnet18", (2, 2, 2), (256, 512), 2),
+        ("vt_resnet34", (3, 4, 6), (256, 512), 3),
+        ("vt_resnet50", (3, 4, 6), (1024, 1024), 3),
+        ("vt_resnet101", (3, 4, 23), (1024, 1024), 3),
+    ],
+)
+def test_stages_are_those_of_table_11(name, depths, dims, modules):
+    with torch.device("meta"):
+        model = saccade.create_model(name)
+    assert tuple(len(stage) for stage in (model.layer1, model.layer2, model.layer3)) == depths
+    blocks = model.layer4.blocks
+    assert [type(block.tokenizer) for block in blocks] == [FilterTokenizer] + [RecurrentTokenizer] * (modules - 1)
+    assert [block.projector is not None for block in blocks] == [True] * (modules - 1) + [False]  # VTR-08
+    assert (blocks[0].tokenizer.to_score.in_features, blocks[1].tokenizer.to_query.linear.out_features) == dims
+    assert blocks[0].tokenizer.to_score.out_features == 16
+    assert model.num_features == model.get_classifier().in_features == 1024
+
+
+def test_the_classifier_reads_the_mean_of_the_tokens():
+    """VT-36; and what timm's contract gives is the same tokens, one a row."""
+    model = stir(fresh())
+    with torch.no_grad():
+        tokens = model.forward_tokens(images())
+        torch.testing.assert_close(model(images()), model.head.fc(tokens.mean(1)))
+        features = model.forward_features(images())
+        assert torch.equal(features[..., 0].transpose(1, 2), tokens)
+        bare = fresh(num_classes=0, global_pool="")
+        stir(bare).load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("head.")})
+        torch.testing.assert_close(bare(images()), features)
+
+
+@pytest.mark.parametrize("options", [dict(), *ABLATIONS], ids=str)
+def test_every_ablation_learns_everywhere_and_takes_any_size(options):
+    """VT-42, VT-49."""
+    model = stir(fresh(**options)).train()
+    model(images(height=40, width=72)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+    model.eval()
+    with torch.no_grad():
+        assert model(images(1, 32, 32)).isfinite().all()
+        with saccade.record(model) as traces:
+            model(images(1, 75, 51))
+    for trace in traces:
+        assert trace.maps().shape[2:] == ((5, 4) if options.get("pool") else (10, 7))
+        torch.testing.assert_close(trace.maps().sum((2, 3)), torch.ones(trace.maps().shape[:2]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ABLATIONS, ids=str)
+def test_every_ablation_scripts_exports_and_compiles(options):
+    model = stir(fresh(**options))
+    with torch.no_grad():
+        expected = model(images())
+        for twin in (
+            torch.jit.script(model),
+            torch.export.export(model, (images(),)).module(),
+            torch.compile(model, fullgraph=True, backend="aot_eager"),
+        ):
+            torch.testing.assert_close(twin(images()), expected, rtol=1e-4, atol=1e-5)
+    torch._dynamo.reset()
+
+
+def test_traces_follow_the_tokens():
+    """The first module makes all tokens, each later one replaces half; with their own names and tokens."""
+    model = stir(fresh("vt_resnet18"))
+    with torch.no_grad(), saccade.record(model) as traces:
+        model(images(1))
+    assert [trace.name for trace in traces] == ["layer4.blocks.0", "layer4.blocks.1"]
+    assert [tuple(trace.maps().shape) for trace in traces] == [(1, 16, 4, 4), (1, 8, 4, 4)]
+    assert [tuple(trace.tokens.shape) for trace in traces] == [(1, 16, 1024), (1, 8, 1024)]
+
+
+def test_half_of_the_tokens_is_replaced_in_every_module():
+    model = stir(fresh(depth=3))
+    seen = {}
+    for i, block in enumerate(model.layer4.blocks):
+        block.tokenizer.register_forward_hook(
+            lambda module, given, out, i=i: seen.update({i: (given[1] if i else None, out[0])})
+        )
+    with torch.no_grad():
+        model(images())
+    for i in (1, 2):
+        before, after = seen[i]
+        assert torch.equal(after[:, :4], before[:, 4:])  # kept ones move to the front, and ask next time
+        assert not torch.equal(after[:, 4:], before[:, :4])
+
+
+def test_later_modules_of_the_ablations():
+    kinds = {
+        "none": RepeatedTokenizer,
+        "full": RecurrentTokenizer,
+        "half": RecurrentTokenizer,
+    }
+    for recurrence, kind in kinds.items():
+        assert isinstance(fresh(recurrence=recurrence).layer4.blocks[1].tokenizer, kind)
+    assert isinstance(fresh(projector=False).layer4.blocks[1].tokenizer, KeepTokenizer)
+    with torch.no_grad():  # VT-45: 8 new beside half of the previous
+        assert fresh(recurrence="none", depth=3).forward_tokens(images()).shape[1] == 8 + (8 + 4) // 2
+
+
+# ------------------------------------------------------------------ maps
+
+
+def test_maps_of_a_classifier_and_of_a_feature_extractor_are_the_same_after_loading():
+    """VT-27: the last module's projector, which only the extractor has, starts as the identity."""
+    classifier = stir(fresh())
+    extractor = fresh(features_only=True)
+    report = saccade.load_checkpoint(extractor, classifier.state_dict())
+    assert all(name.startswith("layer4.blocks.1.projector.") for name in report.new)
+    assert "starts as the identity" in str(report)
+    with torch.no_grad():
+        for a, b in zip(extractor(images()), classifier.forward_intermediates(images())[1], strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_the_last_map_carries_the_last_tokens():
+    model = stir(fresh(features_only=True))
+    levels = model(images())
+    last = model.model.layer4.blocks[1]
+    (gradient,) = torch.autograd.grad(levels[-1].square().sum(), last.relation.to_value.linear.weight)
+    assert gradient.abs().max() > 0
+    assert [info["reduction"] for info in model.feature_info] == [2, 4, 8, 8]
+    assert fresh("vt_resnet18", features_only=True).feature_info.reduction() == [4, 8, 16, 16]
+
+
+def test_a_last_projector_is_left_out_of_a_classifier():
+    extractor = fresh(project_last=True)
+    report = saccade.load_checkpoint(fresh(), extractor.state_dict())
+    assert not report.new
+    assert report.ignored
+    assert all(name.startswith("layer4.blocks.1.projector.") for name in report.ignored)
+
+
+def test_a_model_cut_down_to_its_stages_says_that_it_has_no_tokens():
+    model = fresh()
+    assert model.prune_intermediate_layers([0, 1]) == [0, 1]
+    assert len(model.forward_intermediates(images(), indices=[0, 1], intermediates_only=True)) == 2
+    with pytest.raises(RuntimeError, match="has no tokens"):
+        model(images())
+
+
+# ------------------------------------------------------------------ ResNet weights
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_a_resnets_weights_make_the_trunk(name):
+    """VT-30, VT-43: with them, the first three stages compute what timm's ResNet computes."""
+    torch.manual_seed(1)
+    resnet = stir(timm.create_model(name).eval())
+    model = fresh(f"vt_{name}")
+    report = saccade.load_checkpoint(model, resnet.state_dict())
+    trunk = [key for key in model.state_dict() if not key.startswith(("layer4.", "head."))]
+    assert report.source == "resnet (official)"
+    assert report.loaded == len(trunk)
+    assert set(report.new) == set(model.state_dict()) - set(trunk)
+    assert set(report.ignored) == {key for key in resnet.state_dict() if key.startswith(("layer4.", "fc."))}
+    assert "a plain ResNet has no VT modules" in str(report)
+    with torch.no_grad():
+        ours = model.forward_intermediates(images(1), indices=[0, 1, 2], intermediates_only=True)
+        theirs = resnet.forward_intermediates(images(1), indices=[1, 2, 3], intermediates_only=True)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_torchvisions_resnet_and_a_feature_extractor_are_fine_too():
+    resnet = torchvision.models.resnet18()
+    extractor = fresh("vt_resnet18", features_only=True, out_indices=(0, 1, 2))
+    assert not saccade.load_checkpoint(extractor, resnet.state_dict()).new
+    assert torch.equal(extractor.model.layer3[1].conv2.weight, resnet.layer3[1].conv2.weight)
+    converted = saccade.convert_official(resnet.state_dict(), "vt_resnet18")
+    assert not any(key.startswith(("layer4.", "fc.")) for key in converted)
+
+
+def test_another_resnet_is_refused_and_nothing_changes():
+    model = fresh("vt_resnet18")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"has no place for layer1\.2"):
+        saccade.load_checkpoint(model, timm.create_model("resnet34").state_dict())
+    with pytest.raises(ValueError, match="another size or options"):
+        saccade.load_checkpoint(model, timm.create_model("resnet50").state_dict())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+# ------------------------------------------------------------------ options
+
+
+def test_stochastic_depth_rises_through_resnet_and_vt_modules():
+    """Survival 0.9 (VT-54): linear from 0 in the first block to 0.1 in the last module."""
+    model = fresh("vt_resnet18", drop_path_rate=0.1, drop_rate=0.2)
+    rates = [module.drop_prob for module in model.modules() if isinstance(module, DropPath)]
+    assert max(rates) == rates[-1] == pytest.approx(0.1)
+    assert sorted(set(rates)) == pytest.approx([0.1 * i / 7 for i in range(1, 8)])  # 6 blocks and 2 modules
+    assert model.head.drop.p == 0.2
+
+
+def test_a_tokenizer_of_ones_own():
+    """VT-80: put it in TOKENIZERS, name it."""
+
+    class FirstPixels(nn.Module):
+        def __init__(self, pixel_dim, token_dim, num_tokens, norm=True):
+            super().__init__()
+            self.fc, self.num_tokens = nn.Linear(pixel_dim, token_dim), num_tokens
+
+        def forward(self, features, tokens=None):
+            return (self.fc(features.flatten(2).transpose(1, 2)[:, : self.num_tokens]),)
+
+    TOKENIZERS["first"] = FirstPixels
+    try:
+        assert fresh(tokenizer="first")(images()).shape == (2, 5)
+    finally:
+        del TOKENIZERS["first"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(tokenizer="magic"), "tokenizer must be one of filter, clustering, pooling"),
+        (dict(recurrence="third"), "recurrence must be one of half, full, none"),
+        (dict(relation="love"), "relation must be one of transformer"),
+        (dict(relation=("none", "none", "none")), "one for each of 2 modules"),
+        (dict(num_tokens=1), "half of one token"),
+        (dict(tokenizer="pooling", num_tokens=7), "7 tokens make no grid"),
+        (dict(dim=100), "does not divide into 8 heads"),
+    ],
+)
+def test_wrong_options_are_named(options, words):
+    with pytest.raises(ValueError, match=words):
+        fresh(**options)
+
+
+# ------------------------------------------------------------------ learning
+
+
+def stripes(count, seed):
+    """Two classes told apart by the direction of stripes anywhere in a noisy picture; colour and place say nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 2, (count,), generator=generator)
+    phase = torch.rand(count, 1, 1, generator=generator) * 6.3
+    along = torch.arange(32).float()[None, None] + phase
+    wave = torch.sin(along * 1.2).expand(count, 32, 32)
+    wave = torch.where(labels[:, None, None] == 1, wave, wave.transpose(1, 2))
+    colour = torch.randn(count, 3, 1, 1, generator=generator)
+    colour = colour / colour.norm(dim=1, keepdim=True)
+    return 2 * colour * wave[:, None] + 0.5 * torch.randn(count, 3, 32, 32, generator=generator), labels
+
+
+def test_vt_nano_learns_stripes():
+    """From scratch, plain SGD with momentum and no warm-up: the loss falls to a tenth, unseen pictures are named."""
+    model = fresh(num_classes=2).train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, nesterov=True)
+    losses = []
+    for step in range(25):
+        pictures, labels = stripes(24, step)
+        loss = F.cross_entropy(model(pictures), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) < 0.1 * sum(losses[:5])
+    gains = [
+        module.weight for name, module in model.named_modules() if name.endswith(("relation.norm.bn", "mlp.fc.norm.bn"))
+    ]
+    assert all(gain.abs().max() > 0.001 for gain in gains)  # the branches that started as nothing take part
+    pictures, labels = stripes(64, 1000)
+    with torch.no_grad():
+        assert (model.eval()(pictures).argmax(1) == labels).float().mean() > 0.95
+
+
+def test_the_family_is_one_class():
+    assert all(isinstance(fresh(name), VT) for name in ("vt_nano", "vt_resnet18"))

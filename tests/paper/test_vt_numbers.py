@@ -1,0 +1,104 @@
+"""What the VT paper prints about its models: Tables 1 to 8, and the claims about cost (VT-37 … VT-49, VT-76, VT-77)."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import saccade
+from saccade.benchmark import count
+from saccade.models._paper import REPORTED
+from tests.paper import vt_tables
+from tests.paper.precision import agrees, check_madds, check_params
+from tests.paper.vt_tables import RATIOS, ROWS
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table}-{row.label}")
+def test_costs_are_the_printed_ones(row):
+    found = vt_tables.cost(row)
+    if row.params:
+        check_params(found.params, row.params)
+    if row.exception:
+        assert not agrees(found.madds / 1e9, row.madds, 0.02), "no longer an exception"
+    else:
+        check_madds(found.madds, row.madds)
+
+
+def test_only_one_cost_is_an_exception():
+    assert [row.label for row in ROWS if row.exception] == ["VT-R50"]
+    assert len(ROWS) == 41
+
+
+@pytest.mark.parametrize("row", RATIOS, ids=lambda row: row.label)
+def test_reductions_are_those_of_table_1(row):
+    for i, (found, printed) in enumerate(zip(vt_tables.ratios(row), row.printed, strict=True)):
+        if printed:
+            assert agrees(found, printed, 0.02) == (i not in row.exceptions), (i, found, printed)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "madds", "params"),
+    [  # to the digits of the reconstruction itself, far finer than the paper's
+        ("vt_resnet18", {}, 1568.96, 11.673),
+        ("vt_resnet18", dict(recurrence="full"), 1578.95, 11.673),
+        ("vt_resnet18", dict(recurrence="full", num_tokens=64), 1979.74, 11.685),
+        ("vt_resnet18", dict(recurrence="none"), 1585.60, None),
+        ("vt_resnet18", dict(projector=False), 1494.02, None),
+        ("vt_resnet34", {}, 3279.02, 21.894),
+        ("vt_resnet34", dict(recurrence="none"), 3333.11, None),
+        ("vt_resnet34", dict(relation=("transformer", "transformer", "skip")), 3236.68, 19.265),
+        ("vt_resnet50", {}, 3542.51, 21.375),
+        ("vt_resnet50", dict(pool=True), 3455.80, 21.375),
+        ("vt_resnet50", dict(num_tokens=4), 3412.03, 21.363),
+        ("vt_resnet101", dict(num_tokens=4, first_value=True), 7128.97, 41.535),
+        ("vt_resnet101", dict(num_tokens=4, key_groups=8, project_last=True), 7130.05, 41.407),
+    ],
+)
+def test_the_reconstruction_has_not_moved(name, options, madds, params):
+    found = count(name, 224, **options)
+    assert found.madds / 1e6 == pytest.approx(madds, abs=0.006)
+    assert params is None or found.params / 1e6 == pytest.approx(params, abs=0.001)
+
+
+def test_the_letter_of_eq_3_and_4_costs_the_same():
+    """VTR-05: keys and queries a quarter as wide, no values, two matrices behind: 2.5 C_T² weights either way."""
+    ours, letter = count("vt_resnet18"), count("vt_resnet18", relation="equations")
+    assert letter.madds == pytest.approx(ours.madds, rel=1e-4)
+    assert letter.params == pytest.approx(ours.params, rel=2e-3)
+
+
+def test_the_table_of_models_has_these_figures():
+    names = saccade.list_models("vt_resnet*")
+    assert len(names) == 4
+    assert all(REPORTED[name].paper.startswith("2006.03677") for name in names)
+    for row in ROWS:
+        if row.model in names and not row.options and row.params and row.madds == REPORTED[row.model].madds:
+            assert row.params == REPORTED[row.model].params
+
+
+def stage_cost(size):
+    """Multiply-adds of VT-R18's two modules, split into what pixels cost and what tokens cost."""
+    with torch.device("meta"):
+        model = saccade.create_model("vt_resnet18", project_last=True).eval()
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        model(torch.empty(1, 3, size, size, device="meta"))
+    by_module = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items()}
+    modules = {name.partition("layer4.")[2]: madds for name, madds in by_module.items() if ".layer4." in name}
+    return {name: modules[name] for name in modules if name.startswith("blocks.") and name.count(".") == 2}
+
+
+def test_relating_tokens_costs_the_same_at_any_resolution_and_pixels_cost_linearly():
+    """VT-77, VT-69."""
+    small, large, huge = stage_cost(224), stage_cost(448), stage_cost(896)
+    assert {"blocks.0.tokenizer", "blocks.0.relation", "blocks.1.projector"} <= set(small)
+    for name in small:
+        if name.endswith(".relation"):
+            assert small[name] == large[name] == huge[name]
+        else:
+            assert huge[name] - large[name] == 4 * (large[name] - small[name])  # linear in pixels, plus a constant
+
+
+def test_the_page_shows_the_figures_of_today():
+    page = vt_tables.PAGE.read_text()
+    assert vt_tables.cost_table() in page, "run python -m tests.paper.vt_tables"
+    assert vt_tables.ratio_table() in page, "run python -m tests.paper.vt_tables"
