@@ -7,8 +7,9 @@ put back  tokens.locate.locate, or tokens.locate.LocationAttention for `features
 Tokens are called latent tokens in the paper, and their regions RoIs. A small "focusing" transformer looks at the image
 several times with the same weights, a large "cortex" transformer looks once more and thinks. Where the paper is silent,
 the authors' library decides (their weights give their outputs here): 64 heads; LayerNorm after the mean over tokens;
-no factor 0.5 on the offsets; at least 32 points behind the mixing; map normalised over channels without scale and
-shift. Their training code differs in four small constants, `training_code=True`.
+no factor 0.5 on the offsets; the map normalised over channels without scale and shift. Their training code differs in
+four small constants (`training_code=True`). With fewer than 32 points their library mixes to 32; here, as in the
+paper and in the cost of its Table 3c, to as many as were sampled.
 """
 
 from collections.abc import Sequence
@@ -367,10 +368,10 @@ class SparseFormer(nn.Module):
         """
         check_images(images, self.in_chans)
         features = self.stem(channels_last(images))
-        batch = images.shape[0]
-        tokens = self.embeddings.to(features.dtype).expand(batch, -1, -1)
+        batch = images.shape[0]  # copies below: torch's flop counter stumbles over views of parameters
+        tokens = self.embeddings.to(features.dtype).repeat(batch, 1, 1)
         precise = torch.promote_types(self.regions.dtype, torch.float32)
-        regions = self.regions.to(precise).expand(batch, -1, -1)
+        regions = self.regions.to(precise).repeat(batch, 1, 1)
         tokens, regions = self.focus(tokens, regions, features, passes)
         tokens, regions = self.cortex(self.bridge(tokens), regions, features, passes)
         return tokens, regions, features

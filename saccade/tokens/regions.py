@@ -19,8 +19,6 @@ from saccade.layers.boxes import adjust, centre_and_size, from_centre
 from saccade.layers.sampling import clamp_gradient, sample
 from saccade.tokens.trace import RegionTrace
 
-MIN_MIXED_POINTS = 32  # the mixing hands on at least so many points, as the authors have it
-
 
 class RegionTokenizer(nn.Module):
     """Group pixels into the tokens that look at them: adjust regions, place points, sample, decode, add.
@@ -131,13 +129,12 @@ class AdaptiveDecoder(nn.Module):
         super().__init__()
         self.channels = channels
         self.points = points
-        self.mixed_points = max(points, MIN_MIXED_POINTS)
         self.norm = nn.LayerNorm(dim, eps=eps)
         self.to_hidden = nn.Linear(dim, dim // 4)
-        self.to_weights = nn.Linear(dim // 4, channels * channels + self.mixed_points * points)
+        self.to_weights = nn.Linear(dim // 4, channels * channels + points * points)
         self.channel_bias = nn.Parameter(torch.zeros(channels))
-        self.point_bias = nn.Parameter(torch.zeros(self.mixed_points))
-        self.proj = nn.Linear(self.mixed_points * channels, dim)
+        self.point_bias = nn.Parameter(torch.zeros(points))
+        self.proj = nn.Linear(points * channels, dim)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -156,10 +153,10 @@ class AdaptiveDecoder(nn.Module):
         return self.proj(mixed.flatten(2))
 
     def _matrices(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., C C + P' P) -> channel matrix (..., C, C), point matrix (..., P', P); views."""
+        """(..., C C + P P) -> channel matrix (..., C, C), point matrix (..., P, P); views."""
         square = self.channels * self.channels
         channel = weights[..., :square].unflatten(-1, (self.channels, self.channels))
-        point = weights[..., square:].unflatten(-1, (self.mixed_points, self.points))
+        point = weights[..., square:].unflatten(-1, (self.points, self.points))
         return channel, point
 
 
@@ -168,12 +165,11 @@ class StaticDecoder(nn.Module):
 
     def __init__(self, dim: int, channels: int, points: int):
         super().__init__()
-        mixed_points = max(points, MIN_MIXED_POINTS)
         self.channel_weights = nn.Parameter(torch.empty(channels, channels))
-        self.point_weights = nn.Parameter(torch.empty(mixed_points, points))
+        self.point_weights = nn.Parameter(torch.empty(points, points))
         self.channel_bias = nn.Parameter(torch.zeros(channels))
-        self.point_bias = nn.Parameter(torch.zeros(mixed_points))
-        self.proj = nn.Linear(mixed_points * channels, dim)
+        self.point_bias = nn.Parameter(torch.zeros(points))
+        self.proj = nn.Linear(points * channels, dim)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -211,13 +207,13 @@ def sample_and_mix(
 ) -> Tensor:
     """Read the map at every token's points and mix what was read, channels first, then points (SF-09, SF-14).
 
-    features (B, C, H, W), points (B, M, P, 2), channel_weights (B, M, C, C) as (in, out), point_weights (B, M, P', P),
-    channel_bias (C), point_bias (P') -> mixed (B, M, P', C). The hot step of the family.
+    features (B, C, H, W), points (B, M, P, 2), channel_weights (B, M, C, C) as (in, out), point_weights (B, M, P, P),
+    channel_bias (C), point_bias (P) -> mixed (B, M, P, C). The hot step of the family.
     """
     sampled = sample(features, points).flatten(0, 1)  # (B M, P, C)
     channel_bias, point_bias = channel_bias.to(sampled.dtype), point_bias.to(sampled.dtype).unsqueeze(1)
     mixed = F.gelu(torch.baddbmm(channel_bias, sampled, channel_weights.flatten(0, 1)))
-    mixed = F.gelu(torch.baddbmm(point_bias, point_weights.flatten(0, 1), mixed))  # (B M, P', C)
+    mixed = F.gelu(torch.baddbmm(point_bias, point_weights.flatten(0, 1), mixed))  # (B M, P, C)
     return mixed.unflatten(0, (features.shape[0], -1))
 
 
