@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-GROWTH_LIMIT = 8.0  # one adjustment grows or shrinks a side at most 3000-fold; training stays far inside
-
 
 def centre_and_size(boxes: Tensor) -> tuple[Tensor, Tensor]:
     """boxes (..., 2 A) -> centre (..., A), size (..., A), A axes."""
@@ -17,11 +15,11 @@ def from_centre(centre: Tensor, size: Tensor) -> Tensor:
     return torch.cat([centre - size / 2, centre + size / 2], dim=-1)
 
 
-def adjust(boxes: Tensor, deltas: Tensor) -> Tensor:
+def adjust(boxes: Tensor, deltas: Tensor, limit: float = 8.0) -> Tensor:
     """Shift by a share of the size, grow by a power of e (SF-19); both (..., 2 A), deltas (shifts, growths).
 
-    The growth is limited, so that a box stays finite whatever the deltas are.
+    No step grows or shrinks a side more than e^limit, 3000-fold: never reached in practice, but a box stays finite.
     """
     centre, size = centre_and_size(boxes)
     shift, growth = deltas.chunk(2, dim=-1)
-    return from_centre(centre + shift * size, size * growth.clamp(-GROWTH_LIMIT, GROWTH_LIMIT).exp())
+    return from_centre(centre + shift * size, size * growth.clamp(-limit, limit).exp())

@@ -31,9 +31,8 @@ def neighbours(points: Tensor, size: list[int]) -> tuple[Tensor, Tensor]:
     share = torch.ones(1, 1, 1, 1, dtype=points.dtype, device=points.device)
     for axis, length in enumerate(size):
         at = points[..., len(size) - 1 - axis] * length - 0.5  # pixel i is centred at i
-        first = at.long().clamp(0, max(length - 2, 0))  # of the two neighbours; also where `at` is infinite
-        side = torch.arange(min(length, 2), device=points.device)
-        near = first.unsqueeze(-1) + side  # (B, M, P, 2)
+        first = at.long().clamp(0, length - 2 if length > 1 else 0)  # of the two neighbours, also far outside
+        near = first.unsqueeze(-1) + torch.arange(2 if length > 1 else 1, device=points.device)  # (B, M, P, 2)
         part = F.relu(1 - (at.unsqueeze(-1) - near).abs())
         index = (index.unsqueeze(-1) * length + near.unsqueeze(-2)).flatten(-2)
         share = (share.unsqueeze(-1) * part.unsqueeze(-2)).flatten(-2)

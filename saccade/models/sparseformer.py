@@ -227,11 +227,10 @@ class SparseFormer(nn.Module):
         self.feature_info = [{"num_chs": cortex_dim, "reduction": stride, "module": last} for stride in PYRAMID]
         channels = in_chans if image_features == "rgb" else channels
         norm = ChannelNorm(1e-7, unbiased=True) if training_code else ChannelNorm()
-        self.stem = (
-            {"early_conv": EarlyConv, "vit8": PatchConv}[image_features](in_chans, channels, norm)
-            if image_features != "rgb"
-            else nn.Identity()
-        )
+        if image_features == "rgb":
+            self.stem = nn.Identity()
+        else:
+            self.stem = (EarlyConv if image_features == "early_conv" else PatchConv)(in_chans, channels, norm)
         self.embeddings = nn.Parameter(torch.empty(num_tokens, focus_dim))
         regions = region_grid(num_tokens, region_init)
         if repeats:
@@ -270,11 +269,9 @@ class SparseFormer(nn.Module):
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        cortex = [(r"^(?:focus|bridge)", (-1,)), (r"^cortex\.blocks\.(\d+)", None), (r"^locate", (99999,))]
-        return {
-            "stem": r"^(stem|embeddings|regions)",
-            "blocks": r"^(?:focus|bridge|cortex)" if coarse else cortex,
-        }
+        cortex = r"^cortex" if coarse else r"^cortex\.blocks\.(\d+)"
+        blocks = [(r"^focus|^bridge", (-1,)), (cortex, (0,) if coarse else None), (r"^locate", (99999,))]
+        return {"stem": r"^stem|^embeddings|^regions", "blocks": blocks}
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -302,7 +299,7 @@ class SparseFormer(nn.Module):
     @torch.jit.ignore
     def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Another number of tokens starts with new embeddings and regions, all else is kept (SF-53)."""
-        new = {}
+        new: dict[str, str] = {}
         theirs = len(state_dict["embeddings"]) if "embeddings" in state_dict else len(self.embeddings)
         if theirs != len(self.embeddings):
             new = dict.fromkeys(
@@ -370,7 +367,7 @@ class SparseFormer(nn.Module):
         features = self.stem(channels_last(images))
         batch = images.shape[0]  # copies below: torch's flop counter stumbles over views of parameters
         tokens = self.embeddings.to(features.dtype).repeat(batch, 1, 1)
-        precise = torch.promote_types(self.regions.dtype, torch.float32)
+        precise = torch.float64 if self.regions.dtype == torch.float64 else torch.float32
         regions = self.regions.to(precise).repeat(batch, 1, 1)
         tokens, regions = self.focus(tokens, regions, features, passes)
         tokens, regions = self.cortex(self.bridge(tokens), regions, features, passes)
