@@ -17,41 +17,48 @@ def sample(features: Tensor, points: Tensor) -> Tensor:
 
     Or features (B, C, T, H, W) at points (B, M, P, 3), x y t. The result has the type of the features.
     """
-    index, share = neighbours(points, features.shape[2:])  # (B, M, P, K) each
+    first, steps, shares = neighbours(points, features.shape[2:])
     pixels = features.flatten(2).transpose(1, 2).flatten(0, 1)  # (B N, C), a view when channels-last
-    return weighted_rows(pixels, index, share)
+    return weighted_rows(pixels, first, steps, shares)
 
 
-def neighbours(points: Tensor, size: list[int]) -> tuple[Tensor, Tensor]:
-    """The pixels around each point: their places in the list of all pixels and their shares, (B, M, P, K) each.
+def neighbours(points: Tensor, size: list[int]) -> tuple[Tensor, list[int], list[Tensor]]:
+    """The K pixels around each point, in the list of all pixels of all images.
 
-    points (B, M, P, A) in the order x, y, t; size of the map in the order of memory, (T,) H, W.
+    points (B, M, P, A) in the order x, y, t; size of the map in the order of memory, (T,) H, W -> place of the first
+    neighbour (B, M, P), steps from it to each neighbour (K), share of each neighbour (K of (B, M, P)).
     """
-    index = torch.arange(points.shape[0], device=points.device).view(-1, 1, 1, 1)  # the slowest axis is the image
-    share = torch.ones(1, 1, 1, 1, dtype=points.dtype, device=points.device)
+    first = torch.arange(points.shape[0], device=points.device).view(-1, 1, 1)  # the slowest axis is the image
+    steps, shares = [0], [torch.ones_like(points[..., 0])]
     for axis, length in enumerate(size):
         at = points[..., len(size) - 1 - axis] * length - 0.5  # pixel i is centred at i
-        first = at.long().clamp(0, length - 2 if length > 1 else 0)  # of the two neighbours, also far outside
-        near = first.unsqueeze(-1) + torch.arange(2 if length > 1 else 1, device=points.device)  # (B, M, P, 2)
-        part = F.relu(1 - (at.unsqueeze(-1) - near).abs())
-        index = (index.unsqueeze(-1) * length + near.unsqueeze(-2)).flatten(-2)
-        share = (share.unsqueeze(-1) * part.unsqueeze(-2)).flatten(-2)
-    return index, share
+        low = at.long().clamp(0, length - 2 if length > 1 else 0)  # of the two neighbours, also far outside
+        away = at - low
+        parts = [F.relu(1 - away.abs())]
+        if length > 1:
+            parts.append(F.relu(1 - (away - 1).abs()))
+        first = first * length + low
+        corners, products = steps, shares
+        steps, shares = [], []
+        for corner, product in zip(corners, products):  # noqa: B905  (TorchScript knows no `strict`)
+            for side, part in enumerate(parts):
+                steps.append(length * corner + side)
+                shares.append(product * part)
+    return first, steps, shares
 
 
-def weighted_rows(rows: Tensor, index: Tensor, share: Tensor) -> Tensor:
-    """rows (N, C), index and share (B, M, P, K) -> the sums of K rows each, (B, M, P, C)."""
+def weighted_rows(rows: Tensor, first: Tensor, steps: list[int], shares: list[Tensor]) -> Tensor:
+    """rows (N, C); first and each of the shares (B, M, P) -> sums of K rows each, (B, M, P, C)."""
     if not torch.jit.is_scripting() and torch.compiler.is_compiling():
         # Plain arithmetic: the compiler fuses it, every exporter knows it.
-        total = rows[index[..., 0]] * share[..., 0, None]
-        for k in range(1, index.shape[-1]):
-            total = total + rows[index[..., k]] * share[..., k, None]
+        total = rows[first + steps[0]] * shares[0].unsqueeze(-1)
+        for step, share in zip(steps[1:], shares[1:]):  # noqa: B905
+            total = total + rows[first + step] * share.unsqueeze(-1)
         return total.to(rows.dtype)
-    batch, tokens, points, count = index.shape
-    total = F.embedding_bag(
-        index.reshape(-1, count), rows, mode="sum", per_sample_weights=share.reshape(-1, count).to(rows.dtype)
-    )
-    return total.view(batch, tokens, points, rows.shape[1])
+    index = torch.stack([first + step for step in steps], dim=-1).flatten(0, 2)  # (B M P, K)
+    share = torch.stack(shares, dim=-1).flatten(0, 2).to(rows.dtype)
+    total = F.embedding_bag(index, rows, mode="sum", per_sample_weights=share)
+    return total.view(first.shape[0], first.shape[1], first.shape[2], rows.shape[1])
 
 
 class _ClampGradient(torch.autograd.Function):

@@ -43,6 +43,12 @@ register_notrace_function(channels_last)
 PYRAMID = (4, 8, 16, 32)  # strides of the dense maps
 
 
+@register_notrace_function
+def at_least_float32(values: Tensor) -> Tensor:
+    """Coordinates are computed in float32, whatever the type of the model; in float64 where it is that."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
 class ChannelNorm(nn.Module):
     """Normalise every pixel over its channels, without scale and shift (SF-32), in the type of the map."""
 
@@ -265,7 +271,7 @@ class SparseFormer(nn.Module):
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        return {"regions"}
+        return {name for name, _ in self.named_parameters(recurse=False) if name == "regions"}
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
@@ -367,8 +373,7 @@ class SparseFormer(nn.Module):
         features = self.stem(channels_last(images))
         batch = images.shape[0]  # copies below: torch's flop counter stumbles over views of parameters
         tokens = self.embeddings.to(features.dtype).repeat(batch, 1, 1)
-        precise = torch.float64 if self.regions.dtype == torch.float64 else torch.float32
-        regions = self.regions.to(precise).repeat(batch, 1, 1)
+        regions = at_least_float32(self.regions).repeat(batch, 1, 1)
         tokens, regions = self.focus(tokens, regions, features, passes)
         tokens, regions = self.cortex(self.bridge(tokens), regions, features, passes)
         return tokens, regions, features
