@@ -1,5 +1,6 @@
 """The families, one file each, in their paper's order. Importing a file registers its variants with timm."""
 
 from saccade.models import paca as paca
+from saccade.models import sparseformer as sparseformer
 from saccade.models import svit as svit
 from saccade.models import vt as vt

@@ -1,6 +1,6 @@
 """The names of DESIGN.md, written out: a model that vanishes from the registry fails the contract."""
 
-NANOS = ["paca_nano", "svit_nano", "vt_nano"]
+NANOS = ["paca_nano", "sparseformer_nano", "svit_nano", "vt_nano"]
 IMAGE_MODELS = [
     *NANOS,
     "paca_tiny",
@@ -10,6 +10,9 @@ IMAGE_MODELS = [
     "paca_ec_tiny",
     "paca_ec_small",
     "paca_ec_base",
+    "sparseformer_tiny",
+    "sparseformer_small",
+    "sparseformer_base",
     "svit_small",
     "svit_base",
     "svit_large",

@@ -153,7 +153,7 @@ def nested_nothing(tmp_path):
         (classes, r"has 7 classes, the model 5\. Create the model with num_classes=7"),
         (truncated, "damaged or incomplete"),
         (truncated_safetensors, "damaged or incomplete"),
-        (unknown, "not a checkpoint of svit_nano or of svit"),
+        (unknown, "not a checkpoint of svit_nano or of "),
         (code, "could run code"),
         (plain_pickle, "could run code"),
         (text, "not a checkpoint: expected safetensors"),

@@ -64,9 +64,9 @@ def official_names(variant: str, convert) -> dict[str, str]:
     return {ours: rows[int(value.flatten()[0])][0] for ours, value in convert(labelled).items()}
 
 
-def gradient_norms(variant: str) -> dict[str, float]:
+def gradient_norms(variant: str, entry: str = "grad") -> dict[str, float]:
     """Official parameter -> norm of its gradient; frozen ones and rounding noise left out, as the kit advises."""
     names = [name for name, _, _, kind in keys(variant) if kind == "param"]
-    norms = golden(variant)["grad/params"]
+    norms = golden(variant)[f"{entry}/params"]
     keep = norms > 1e-6 * norms[~norms.isnan()].max()
     return {name: norm.item() for name, norm, kept in zip(names, norms, keep, strict=True) if kept}

@@ -3,6 +3,6 @@
 Converters are pure: a dict of tensors in, a new dict out, values untouched but for layout.
 """
 
-from saccade.models.official import paca, resnet, svit
+from saccade.models.official import paca, resnet, sparseformer, svit
 
-FAMILIES = {"svit": svit, "paca": paca, "resnet": resnet}
+FAMILIES = {"paca": paca, "sparseformer": sparseformer, "svit": svit, "resnet": resnet}

@@ -1,0 +1,70 @@
+"""SparseFormer (v1) state dicts: names only, the layouts agree.
+
+The authors' library and their older files spell the head differently (`norm` and `proj`, or `head.norm`), and
+their loader forgives what it cannot place. Here everything that has no place is named in a warning and handed on
+as it is, so that loading it strictly fails.
+"""
+
+import logging
+import re
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+_logger = logging.getLogger(__name__)
+
+_BLOCK = {  # inside a transformer block
+    "roi_offset_bias": "look.placer.grid",
+    "roi_offset_module.0.": "look.placer.norm.",
+    "roi_offset_module.1.weight": "look.placer.to_offset.weight",
+    "roi_adjust_module.0.": "look.adjuster.norm.",
+    "roi_adjust_module.1.weight": "look.adjuster.to_delta.weight",
+    "adaptive_mixing.m_beta": "look.decoder.channel_bias",
+    "adaptive_mixing.s_beta": "look.decoder.point_bias",
+    "adaptive_mixing.parameter_generator.0.": "look.decoder.norm.",
+    "adaptive_mixing.parameter_generator.1.": "look.decoder.to_hidden.",
+    "adaptive_mixing.parameter_generator.2.": "look.decoder.to_weights.",
+    "adaptive_mixing.out_proj.": "look.decoder.proj.",
+    "norm1.": "norm1.",
+    "norm2.": "norm2.",
+    "attn.qkv.": "attn.qkv.",
+    "attn.proj.": "attn.proj.",
+    "mlp.fc1.": "mlp.fc1.",
+    "mlp.fc2.": "mlp.fc2.",
+}
+_OUTSIDE = {
+    r"feat_extractor\.conv1\.": "stem.conv.",
+    r"initial_roi\.weight$": "regions",
+    r"initial_embedding\.weight$": "embeddings",
+    r"layers\.1\.([01])\.": r"bridge.\1.",
+    r"(?:head\.)?norm\.": "head.norm.",
+    r"(?:head\.)?(?:proj|fc)\.": "head.fc.",
+}
+_LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+def matches(keys: Iterable[str]) -> bool:
+    """Whether these are the names of an official SparseFormer."""
+    return any(key.startswith("initial_roi.") or key.endswith(".roi_offset_bias") for key in keys)
+
+
+def convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """The authors' names to ours; values are untouched."""
+    names = {key: _rename(key) for key in state_dict}
+    unplaced = [key for key, name in names.items() if name is None]
+    if unplaced:
+        _logger.warning("no place in a SparseFormer for: %s", ", ".join(unplaced))
+    return {name or key: state_dict[key] for key, name in names.items()}
+
+
+def _rename(key: str) -> str | None:
+    for pattern, ours in _OUTSIDE.items():
+        if re.match(pattern, key):
+            return re.sub("^" + pattern, ours, key)
+    if layer := _LAYER.match(key):
+        index, rest = int(layer[1]), key[layer.end() :]
+        block = f"cortex.blocks.{index - 2}." if index > 1 else "focus.blocks.0."
+        for theirs, ours in _BLOCK.items():
+            if rest.startswith(theirs):
+                return block + ours + rest[len(theirs) :]
+    return None

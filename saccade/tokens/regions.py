@@ -1,0 +1,263 @@
+"""Tokens that look: a region each, points in it, samples at the points, decoded into the token (SparseFormer).
+
+One look of a token: adjust its region (SF-18, SF-19), place points in it (SF-05 … SF-08), read the map there
+(SF-09), mix what was read by matrices that the token itself makes (SF-13 … SF-15), and add the result to the token.
+Everything works on images (2 axes, regions x0 y0 x1 y1) and in videos (3 axes, x0 y0 t0 x1 y1 t1).
+
+Regions and points are float32 at least, whatever the type of the tokens: in bfloat16 the places near the far side of
+an image are 1/256 apart. Tokens and features keep the type of the model or of autocast.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from timm.layers import drop_path
+from torch import Tensor, nn
+
+from saccade.layers.boxes import adjust, centre_and_size, from_centre
+from saccade.layers.sampling import clamp_gradient, sample
+from saccade.tokens.trace import RegionTrace
+
+
+class RegionTokenizer(nn.Module):
+    """Group pixels into the tokens that look at them: adjust regions, place points, sample, decode, add.
+
+    `restrict_gradient` clamps the gradient of every point, in units of the image, to one pixel height of the map
+    (SF-12): bilinear interpolation knows the slope between two pixels only, and the slope can be steep. A loss that was
+    scaled against underflow (float16) scales the bound too; tell with `loss_scale.fill_(scaler.get_scale())`.
+    """
+
+    def __init__(self, adjuster: nn.Module | None, placer: nn.Module, decoder: nn.Module, restrict_gradient: bool):
+        super().__init__()
+        self.adjuster = adjuster
+        self.placer = placer
+        self.decoder = decoder
+        self.restrict_gradient = restrict_gradient
+        self.register_buffer("loss_scale", torch.ones(()), persistent=False)
+
+    def forward(
+        self, tokens: Tensor, regions: Tensor, features: Tensor, drop: float = 0.0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens (B, M, D), regions (B, M, 4), features (B, C, H, W) -> tokens, regions, points (B, M, P, 2).
+
+        `drop` is the drop path rate of this pass; the deltas of the regions are dropped like any residual (SF-51).
+        """
+        if self.adjuster is not None:
+            deltas = drop_path(self.adjuster(tokens), drop, self.training)
+            regions = adjust(regions, deltas.to(regions.dtype))
+        points = self.placer(tokens, regions)
+        if self.restrict_gradient:
+            points = clamp_gradient(points, self.loss_scale.to(points.dtype) / features.shape[-2])
+        decoded = self.decoder(tokens, features, points)
+        return tokens + drop_path(decoded, drop, self.training), regions, points
+
+    def trace(self, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> RegionTrace:
+        """What one call of this module says about where its tokens looked."""
+        features = inputs[2]
+        tokens, regions, points = output
+        return RegionTrace(regions, points, (features.shape[-2], features.shape[-1]), tokens)
+
+
+class RegionAdjuster(nn.Module):
+    """From every token, how to shift and grow its region; nothing at first (SF-18, SF-44)."""
+
+    def __init__(self, dim: int, axes: int = 2):
+        super().__init__()
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.to_delta = nn.Linear(dim, 2 * axes, bias=False)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        _quiet(self.norm)
+        nn.init.zeros_(self.to_delta.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens (B, M, D) -> deltas (B, M, 4): shifts of the centre in sizes, growths as powers of e."""
+        return self.to_delta(self.norm(tokens))
+
+
+class PointPlacer(nn.Module):
+    """Place points in every region: a learned grid, bent by the token; most stay inside (SF-05 … SF-08).
+
+    Offsets of a token are centred and divided by three standard deviations. `scale=0.5` follows Eq. 3 to the letter,
+    which shrinks the grid to half the region; the authors' weights want 1.
+    """
+
+    def __init__(self, dim: int, points: int, axes: int = 2, scale: float = 1.0, eps: float = 1e-5):
+        super().__init__()
+        self.axes = axes
+        self.scale = scale
+        self.eps = eps
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.to_offset = nn.Linear(dim, points * axes, bias=False)
+        self.grid = nn.Parameter(torch.empty(points * axes))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        _quiet(self.norm)
+        nn.init.zeros_(self.to_offset.weight)
+        with torch.no_grad():
+            self.grid.copy_(point_grid(self.grid.numel() // self.axes, self.axes).flatten())
+
+    def forward(self, tokens: Tensor, regions: Tensor) -> Tensor:
+        """tokens (B, M, D), regions (B, M, 4) -> points (B, M, P, 2)."""
+        offsets = self.to_offset(self.norm(tokens)).to(regions.dtype) + self.grid
+        return spread_points(offsets.unflatten(2, (-1, self.axes)), regions, self.scale, self.eps)
+
+
+class FixedPoints(nn.Module):
+    """The grid of points in every region, whatever the token: the ablation without focusing (SF-38)."""
+
+    grid: Tensor
+
+    def __init__(self, points: int, axes: int = 2, scale: float = 1.0, eps: float = 1e-5):
+        super().__init__()
+        self.scale = scale
+        self.eps = eps
+        self.register_buffer("grid", point_grid(points, axes))
+
+    def forward(self, tokens: Tensor, regions: Tensor) -> Tensor:
+        """tokens (B, M, D), regions (B, M, 4) -> points (B, M, P, 2)."""
+        return spread_points(self.grid.to(regions.dtype)[None, None], regions, self.scale, self.eps)
+
+
+class AdaptiveDecoder(nn.Module):
+    """Decode samples by two matrices that the token makes: one mixes channels, one mixes points (SF-13 … SF-15)."""
+
+    def __init__(self, dim: int, channels: int, points: int, eps: float = 1e-5):
+        super().__init__()
+        self.channels = channels
+        self.points = points
+        self.norm = nn.LayerNorm(dim, eps=eps)
+        self.to_hidden = nn.Linear(dim, dim // 4)
+        self.to_weights = nn.Linear(dim // 4, channels * channels + points * points)
+        self.channel_bias = nn.Parameter(torch.zeros(channels))
+        self.point_bias = nn.Parameter(torch.zeros(points))
+        self.proj = nn.Linear(points * channels, dim)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Start as a static mixing: the weights come from the bias alone, two Xavier matrices (SF-47, SF-48)."""
+        _quiet(self.norm)
+        nn.init.zeros_(self.to_weights.weight)
+        with torch.no_grad():
+            channel, point = self._matrices(self.to_weights.bias)
+            nn.init.xavier_uniform_(channel)
+            nn.init.xavier_uniform_(point)
+
+    def forward(self, tokens: Tensor, features: Tensor, points: Tensor) -> Tensor:
+        """tokens (B, M, D), features (B, C, H, W), points (B, M, P, 2) -> what to add to the tokens (B, M, D)."""
+        channel, point = self._matrices(self.to_weights(self.to_hidden(self.norm(tokens))))
+        mixed = sample_and_mix(features, points, channel, point, self.channel_bias, self.point_bias)
+        return self.proj(mixed.flatten(2))
+
+    def _matrices(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., C C + P P) -> channel matrix (..., C, C), point matrix (..., P, P); views."""
+        square = self.channels * self.channels
+        channel = weights[..., :square].unflatten(-1, (self.channels, self.channels))
+        point = weights[..., square:].unflatten(-1, (self.points, self.points))
+        return channel, point
+
+
+class StaticDecoder(nn.Module):
+    """The same mixing with one pair of matrices for all tokens: Table 3e, "static, mix" (SF-16)."""
+
+    def __init__(self, dim: int, channels: int, points: int):
+        super().__init__()
+        self.channel_weights = nn.Parameter(torch.empty(channels, channels))
+        self.point_weights = nn.Parameter(torch.empty(points, points))
+        self.channel_bias = nn.Parameter(torch.zeros(channels))
+        self.point_bias = nn.Parameter(torch.zeros(points))
+        self.proj = nn.Linear(points * channels, dim)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        nn.init.xavier_uniform_(self.channel_weights)
+        nn.init.xavier_uniform_(self.point_weights)
+
+    def forward(self, tokens: Tensor, features: Tensor, points: Tensor) -> Tensor:
+        """tokens (B, M, D), features (B, C, H, W), points (B, M, P, 2) -> what to add to the tokens (B, M, D)."""
+        batch, count = tokens.shape[0], tokens.shape[1]
+        channel = self.channel_weights.to(tokens.dtype).expand(batch, count, -1, -1)
+        point = self.point_weights.to(tokens.dtype).expand(batch, count, -1, -1)
+        mixed = sample_and_mix(features, points, channel, point, self.channel_bias, self.point_bias)
+        return self.proj(mixed.flatten(2))
+
+
+class LinearDecoder(nn.Module):
+    """One linear layer on the samples: Table 3e, "linear" (SF-16)."""
+
+    def __init__(self, dim: int, channels: int, points: int):
+        super().__init__()
+        self.proj = nn.Linear(points * channels, dim)
+
+    def forward(self, tokens: Tensor, features: Tensor, points: Tensor) -> Tensor:
+        """features (B, C, H, W), points (B, M, P, 2) -> what to add to the tokens (B, M, D); tokens do not matter."""
+        return self.proj(sample(features, points).flatten(2))
+
+
+def sample_and_mix(
+    features: Tensor,
+    points: Tensor,
+    channel_weights: Tensor,
+    point_weights: Tensor,
+    channel_bias: Tensor,
+    point_bias: Tensor,
+) -> Tensor:
+    """Read the map at every token's points and mix what was read, channels first, then points (SF-09, SF-14).
+
+    features (B, C, H, W), points (B, M, P, 2), channel_weights (B, M, C, C) as (in, out), point_weights (B, M, P, P),
+    channel_bias (C), point_bias (P) -> mixed (B, M, P, C). The hot step of the family.
+    """
+    sampled = sample(features, points).flatten(0, 1)  # (B M, P, C)
+    channel_bias, point_bias = channel_bias.to(sampled.dtype), point_bias.to(sampled.dtype).unsqueeze(1)
+    mixed = F.gelu(torch.baddbmm(channel_bias, sampled, channel_weights.flatten(0, 1)))
+    mixed = F.gelu(torch.baddbmm(point_bias, point_weights.flatten(0, 1), mixed))  # (B M, P, C)
+    return mixed.unflatten(0, (features.shape[0], -1))
+
+
+def spread_points(offsets: Tensor, regions: Tensor, scale: float, eps: float) -> Tensor:
+    """offsets (B, M, P, A), centred and cut to a third of their spread, placed in regions (B, M, 2 A)."""
+    centred = offsets - offsets.mean(2, keepdim=True)
+    offsets = centred / (3 * (offsets.std(2, keepdim=True) + eps))
+    centre, size = centre_and_size(regions)
+    return centre.unsqueeze(2) + scale * offsets * size.unsqueeze(2)
+
+
+def point_grid(points: int, axes: int = 2) -> Tensor:
+    """First offsets (P, A): cell centres of a square grid over [-0.5, 0.5], x slowest, other axes 0 (SF-43).
+
+    A number of points that is not a square starts at random places of the same range.
+    """
+    if points < 2:
+        raise ValueError(f"a token needs at least 2 points to have a spread; got {points}.")
+    side = math.isqrt(points)
+    if side * side != points:
+        return torch.rand(points, axes) - 0.5
+    line = (torch.arange(side) + 0.5) / side - 0.5
+    grid = torch.cartesian_prod(line, line)
+    return F.pad(grid, (0, axes - 2))
+
+
+def region_grid(num_tokens: int, init: str = "half") -> Tensor:
+    """First regions (M, 4) on a square grid inside the image, x slowest (SF-45, SF-46).
+
+    Sides are "half" the image, a "cell" of the grid, or the "whole" image. A number of tokens that is not a square
+    starts at random centres of the same range.
+    """
+    side = math.isqrt(num_tokens)
+    width = {"half": 0.5, "cell": num_tokens**-0.5, "whole": 1.0}[init]
+    if side * side != num_tokens:
+        centre = width / 2 + (1 - width) * torch.rand(num_tokens, 2)
+    else:
+        line = width / 2 + (1 - width) * torch.arange(side) / max(side - 1, 1)
+        line = line if side > 1 else torch.tensor([0.5])
+        centre = torch.cartesian_prod(line, line)
+    return from_centre(centre, torch.full_like(centre, width))
+
+
+def _quiet(norm: nn.LayerNorm) -> None:
+    """The norms in front of layers that start at zero start small themselves (SF-48)."""
+    nn.init.constant_(norm.weight, norm.normalized_shape[0] ** -0.5)
+    nn.init.zeros_(norm.bias)

@@ -1,0 +1,58 @@
+"""Boxes: the equations of adjustment, and that nothing breaks them."""
+
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saccade.layers.boxes import adjust, centre_and_size, from_centre
+
+deltas = st.lists(st.floats(-1e4, 1e4, width=32), min_size=4, max_size=4)
+corner = st.floats(-1, 1, width=32)
+side = st.floats(2**-6, 2, width=32)
+
+
+def test_adjustment_is_eq_7_and_8():
+    box = torch.tensor([0.2, 0.1, 0.6, 0.3], dtype=torch.float64)  # centre 0.4, 0.2, size 0.4, 0.2
+    moved = adjust(box, torch.tensor([0.5, -1.0, math.log(2), math.log(0.5)], dtype=torch.float64))
+    # centre 0.4 + 0.5 * 0.4, 0.2 - 1 * 0.2; size 0.8, 0.1
+    torch.testing.assert_close(moved, torch.tensor([0.2, -0.05, 1.0, 0.05], dtype=torch.float64))
+
+
+def test_a_tube_is_a_box_with_one_more_axis():
+    flat = torch.tensor([0.2, 0.1, 0.6, 0.3])
+    tube = torch.tensor([0.2, 0.1, 0.0, 0.6, 0.3, 1.0])
+    moved = adjust(tube, torch.tensor([0.5, -1.0, 0.25, 0.1, -0.2, 0.0]))
+    torch.testing.assert_close(moved[[0, 1, 3, 4]], adjust(flat, torch.tensor([0.5, -1.0, 0.1, -0.2])))
+    torch.testing.assert_close(moved[[2, 5]], torch.tensor([0.25, 1.25]))
+
+
+@given(x=corner, y=corner, width=side, height=side)
+@settings(max_examples=50, deadline=None)
+def test_both_descriptions_are_the_same_box(x, y, width, height):
+    box = torch.tensor([x, y, x + width, y + height], dtype=torch.float64)
+    torch.testing.assert_close(from_centre(*centre_and_size(box)), box)
+
+
+@given(x=corner, y=corner, width=side, height=side, deltas=deltas)
+@settings(max_examples=100, deadline=None)
+def test_sides_stay_positive_and_finite_for_any_deltas(x, y, width, height, deltas):
+    """SF-21, in float32; also the gradient."""
+    box = torch.tensor([x, y, x + width, y + height])
+    deltas = torch.tensor(deltas)
+    deltas[:2] = deltas[:2].clamp(-4, 4)  # far shifts eat the digits of small sizes
+    deltas.requires_grad_()
+    moved = adjust(box, deltas)
+    assert moved.isfinite().all()
+    assert (centre_and_size(moved)[1] > 0).all()
+    assert torch.autograd.grad(moved.sum(), deltas)[0].isfinite().all()
+
+
+@given(deltas=deltas)
+@settings(max_examples=50, deadline=None)
+def test_five_adjustments_stay_finite(deltas):
+    box = torch.tensor([0.25, 0.25, 0.75, 0.75])
+    for _ in range(5):
+        box = adjust(box, torch.tensor(deltas))
+    assert box.isfinite().all()

@@ -1,0 +1,375 @@
+"""SparseFormer against the authors' implementation, in float64 (kit sparseformer_v1_tiny), and its switches."""
+
+import logging
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import saccade
+from saccade.layers.sampling import sample
+from saccade.models._checkpoint import CheckpointError, identify
+from tests.parity import kit
+
+VARIANT, NAME = "sparseformer_v1_tiny", "sparseformer_tiny"
+
+
+@cache
+def filled() -> dict[str, torch.Tensor]:
+    return kit.weights(VARIANT)
+
+
+def weights() -> dict[str, torch.Tensor]:
+    """The kit's weights under the authors' names, a new dict each time."""
+    return dict(filled())
+
+
+def official(**options) -> nn.Module:
+    model = saccade.create_model(NAME, **options)
+    saccade.load_checkpoint(model, weights())
+    return model.double().eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return official()
+
+
+def awake(**options) -> nn.Module:
+    """A small model whose zero layers have something to say: tokens bend their points and move their regions."""
+    torch.manual_seed(0)
+    model = saccade.create_model("sparseformer_nano", num_classes=5, **options).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("to_delta.weight", "to_offset.weight")):
+            nn.init.normal_(parameter, std=0.3)
+        elif name.endswith("to_weights.weight"):
+            nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+def images(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# The authors' numbers
+
+
+def test_the_kit_fills_the_weights_it_was_recorded_with():
+    sums = torch.stack([value.double().sum() for value in weights().values()])
+    torch.testing.assert_close(sums, kit.golden(VARIANT)["weights/sum"], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", kit.INPUTS)
+def test_logits_are_the_official_ones(model, size):
+    with torch.no_grad():
+        assert kit.error(model(kit.images(size)), kit.golden(VARIANT)[f"logits/{size}"]) <= kit.FLOAT64
+
+
+def test_logits_in_float32_are_within_float32_rounding(model):
+    with torch.no_grad():
+        logits = model.float()(kit.images("160x256").float())
+    model.double()
+    assert kit.error(logits, kit.golden(VARIANT)["logits/160x256"]) <= 2e-4
+
+
+def test_every_step_is_the_official_one(model):
+    """Regions, points, samples, mixing and tokens of every pass."""
+    golden, mixed = kit.golden(VARIANT), []
+    looks = [model.focus.blocks[0].look, model.cortex.blocks[0].look]
+    hooks = [look.decoder.register_forward_hook(lambda *call: mixed.append(call[-1])) for look in looks]
+    with torch.no_grad(), saccade.record(model) as traces:
+        passes = model.forward_intermediates(kit.images("224"), output_fmt="NLC", intermediates_only=True)
+        features = model.stem(kit.images("224"))
+    for hook in hooks:
+        hook.remove()
+    assert (len(traces), len(mixed), len(passes)) == (5, 5, 12)
+    kit.check_summary(VARIANT, "stem", features)
+    for i, (trace, mixing) in enumerate(zip(traces, mixed, strict=True)):
+        assert kit.error(trace.regions, golden[f"roi/{i}"]) <= kit.FLOAT64
+        points = golden[f"points/{i}"]
+        assert kit.error(trace.points[0, : len(points)], points) <= kit.FLOAT64
+        kit.check_summary(VARIANT, f"mixing/{i}", mixing)
+    sampled = sample(features, traces[0].points)[0, :4, :, :8]
+    assert kit.error(sampled, golden["sampled/0"]) <= kit.FLOAT64
+    for i, tokens in enumerate(passes):
+        kit.check_summary(VARIANT, f"tokens/{i}", tokens)
+
+
+def check_gradients(model: nn.Module, entry: str) -> None:
+    golden, inputs = kit.golden(VARIANT), kit.images("224").requires_grad_()
+    loss = kit.loss(model.train()(inputs))
+    loss.backward()
+    assert kit.error(inputs.grad.norm(), golden[f"{entry}/input/norm"]) <= kit.FLOAT64
+    assert kit.error(inputs.grad[0, :, 100:116, 100:116], golden[f"{entry}/input/slice"]) <= kit.FLOAT64
+    if f"{entry}/params" in golden:
+        assert kit.error(loss.detach(), golden[f"{entry}/loss"]) <= kit.FLOAT64
+        names = kit.official_names(VARIANT, lambda theirs: saccade.convert_official(theirs, NAME))
+        norms, checked = kit.gradient_norms(VARIANT, entry), 0
+        for ours, parameter in model.named_parameters():
+            if names[ours] in norms:
+                assert abs(parameter.grad.norm().item() / norms[names[ours]] - 1) <= kit.FLOAT64, ours
+                checked += 1
+        assert checked == len(norms) > 150
+
+
+def test_gradients_are_the_official_ones():
+    check_gradients(official(restrict_gradient=False), "grad")
+
+
+def test_restricted_gradients_are_the_official_ones():
+    check_gradients(official(), "grad_restrict")
+
+
+def test_the_training_code_has_its_own_constants():
+    model = official(training_code=True)
+    with torch.no_grad():
+        logits = model(kit.images("224"))
+    assert kit.error(logits, kit.golden(VARIANT)["logits_training_code/224"]) <= kit.FLOAT64
+    assert kit.error(logits, kit.golden(VARIANT)["logits/224"]) > 1e-3
+
+
+@pytest.mark.slow
+def test_gradients_of_the_training_code_are_the_official_ones():
+    check_gradients(official(training_code=True), "grad_training_code")
+
+
+# The authors' files
+
+
+@pytest.mark.parametrize(("spelling", "prefix"), [("norm.", "module."), ("head.norm.", "")])
+def test_both_spellings_of_the_head_load(spelling, prefix):
+    theirs = weights()
+    for part in ("weight", "bias"):
+        theirs[spelling + part] = theirs.pop("norm." + part)
+    model = saccade.create_model(NAME)
+    report = saccade.load_checkpoint(model, {"model": {prefix + name: value for name, value in theirs.items()}})
+    assert (report.source, report.loaded, report.new) == ("sparseformer (official)", 154, {})
+    assert torch.equal(model.head.norm.weight, theirs[spelling + "weight"])
+
+
+def test_every_key_without_a_place_is_named(caplog):
+    strangers = ["layers.3.mystery.weight", "proj2.weight", "layers.0.attn.rpb", "ema_step", "layers.1.2.weight"]
+    theirs = weights() | {name: torch.zeros(1) for name in strangers}
+    with caplog.at_level(logging.WARNING):
+        converted = saccade.convert_official(theirs, NAME)
+    assert all(name in caplog.text and name in converted for name in strangers)
+    with pytest.raises(CheckpointError, match=r"layers\.3\.mystery\.weight"):
+        saccade.load_checkpoint(saccade.create_model(NAME), theirs)
+
+
+def test_official_files_are_told_apart_by_size():
+    assert identify(weights()) == (NAME, 1000)
+
+
+def test_more_tokens_start_new_and_keep_everything_else():
+    """SF-53: fine-tuning with 81 tokens where the file has 49."""
+    model = saccade.create_model(NAME, num_tokens=81)
+    embeddings, regions = model.embeddings.clone(), model.regions.clone()
+    report = saccade.load_checkpoint(model, weights())
+    assert report.new == dict.fromkeys(("embeddings", "regions"), "81 tokens, the checkpoint has 49")
+    assert torch.equal(model.embeddings, embeddings)
+    assert torch.equal(model.regions, regions)
+    converted = saccade.convert_official(weights(), NAME)
+    kept = [name for name, value in model.state_dict().items() if name not in report.new]
+    assert len(kept) == report.loaded == 152
+    assert all(torch.equal(model.state_dict()[name], converted[name]) for name in kept)
+
+
+def test_a_feature_extractor_takes_a_classifiers_file():
+    model = saccade.create_model(NAME, features_only=True)
+    report = saccade.load_checkpoint(model, weights())
+    assert {name.partition(".")[0] for name in report.new} == {"locate"}
+    assert {name.partition(".")[0] for name in report.ignored} == {"head"}
+    again = saccade.create_model(NAME, features_only=True)
+    assert saccade.load_checkpoint(again, model.model.state_dict()).new == {}
+
+
+# Forms of output
+
+
+def test_dense_maps_hold_the_tokens_where_they_look():
+    """A token given a region of its own is what the map says there."""
+    model, inputs = awake(num_tokens=4, region_init="cell"), images(1, 3, 64, 64)
+    with torch.no_grad():
+        tokens, regions, _ = model.forward_tokens(inputs)
+        final, maps = model.forward_intermediates(inputs)
+        dense = maps[0][0]
+    assert torch.equal(final, tokens)
+    place = regions[0, 0].view(2, 2).mean(0)  # x y of the first token's centre
+    column, row = (place.clamp(0, 0.99) * 16).long().tolist()
+    nearest = (dense[:, row, column] - tokens[0]).norm(dim=-1)
+    assert nearest.argmin() == 0
+    for fine, coarse in pairwise(maps):
+        torch.testing.assert_close(coarse, F.avg_pool2d(fine, 2))
+
+
+def test_a_feature_extractor_learns_its_dense_map():
+    model = saccade.create_model("sparseformer_nano", features_only=True)
+    sum(level.square().mean() for level in model(images(2, 3, 64, 64))).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+    assert model.model.locate.to_key.weight.grad.norm() > 0
+    assert "locate" not in "".join(saccade.create_model("sparseformer_nano").state_dict())
+
+
+def test_intermediate_tokens_are_those_of_every_pass():
+    model, inputs = awake(), images(2, 3, 64, 64)
+    with torch.no_grad():
+        final, passes = model.forward_intermediates(inputs, output_fmt="NLC")
+        last = model.forward_intermediates(inputs, indices=[0, 9], output_fmt="NLC", intermediates_only=True)
+    assert [tuple(tokens.shape[1:]) for tokens in passes] == [(36, 128)] * 4 + [(36, 192)] * 6
+    assert torch.equal(passes[-1], final)
+    assert torch.equal(last[0], passes[0])
+    assert torch.equal(last[1], passes[9])
+    with pytest.raises(ValueError, match="output_fmt must be one of NCHW, NLC; got 'NHWC'"):
+        model.forward_intermediates(inputs, output_fmt="NHWC")
+
+
+def test_without_pooling_every_token_answers():
+    """SF-78."""
+    model, inputs = awake(), images(2, 3, 64, 64)
+    with torch.no_grad():
+        tokens = model.forward_features(inputs)
+        expected = torch.stack([model.forward_head(tokens[:, i : i + 1]) for i in range(36)], 1)
+        model.reset_classifier(5, "")
+        model.head.fc.load_state_dict(awake().head.fc.state_dict())
+        answers = model(inputs)
+    torch.testing.assert_close(answers, expected)
+
+
+# Switches
+
+
+def test_nil_looks_once_at_fixed_places():
+    """Table 3b: no focusing, regions and points fixed and not learnable."""
+    model = saccade.create_model("sparseformer_nano", repeats=0, num_classes=5).eval()
+    with torch.no_grad(), saccade.record(model) as traces:
+        model(images(2, 3, 64, 64))
+    (trace,) = traces
+    assert torch.equal(trace.points[0], trace.points[1])
+    assert torch.equal(trace.regions[0], model.regions)
+    learned = dict(model.named_parameters())
+    assert "regions" not in learned
+    assert not any("placer" in name or "adjuster" in name or "focus" in name for name in learned)
+    assert "regions" in model.state_dict()
+    model(images(2, 3, 64, 64)).sum().backward()
+    assert all(parameter.grad is not None for parameter in learned.values())
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_every_repeat_looks_again(repeats):
+    model = awake(repeats=repeats)
+    with torch.no_grad(), saccade.record(model) as traces:
+        model(images(1, 3, 64, 64))
+    assert [trace.step for trace in traces] == [*range(repeats), 0]
+    assert (traces[0].regions - traces[-1].regions).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("option", "grid"), [("early_conv", (12, 18)), ("vit8", (6, 9)), ("rgb", (48, 70))])
+def test_image_features(option, grid):
+    model, inputs = awake(image_features=option), images(2, 3, 48, 70)
+    with torch.no_grad(), saccade.record(model) as traces:
+        alone, together = model(inputs[:1]), model(inputs)
+    assert traces[0].size == grid
+    torch.testing.assert_close(together[:1], alone, rtol=1e-4, atol=1e-4)
+    maps = model.forward_intermediates(inputs, intermediates_only=True)
+    assert [tuple(level.shape[2:]) for level in maps] == [(12, 18), (6, 9), (3, 5), (2, 3)]
+    dense = saccade.create_model("sparseformer_nano", image_features=option, features_only=True)
+    assert [tuple(level.shape[2:]) for level in dense(inputs)] == [(12, 18), (6, 9), (3, 5), (2, 3)]
+
+
+def test_the_early_map_is_normalised_pixel_by_pixel():
+    features = awake().stem(images(1, 3, 64, 64))
+    torch.testing.assert_close(features.mean(1), torch.zeros(1, 16, 16), atol=1e-5, rtol=0)
+    torch.testing.assert_close(features.var(1, unbiased=False), torch.ones(1, 16, 16), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("decoding", ["adaptive", "static", "linear"])
+def test_decoding(decoding):
+    model = awake(decoding=decoding)
+    model(images(2, 3, 64, 64)).square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    generators = [name for name, _ in model.named_parameters() if "to_weights" in name]
+    assert len(generators) == (4 if decoding == "adaptive" else 0)
+
+
+def test_drop_path_counts_passes():
+    """SF-51: 12 rates for Tiny, though its focusing block is one."""
+    model = saccade.create_model(NAME, drop_path_rate=0.2)
+    rates = torch.tensor(model.focus.rates + model.cortex.rates)
+    torch.testing.assert_close(rates, torch.linspace(0, 0.2, 12))
+    assert len(model.focus.rates) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(image_features="hsv"), "image_features must be one of early_conv, vit8, rgb; got 'hsv'"),
+        (dict(decoding="none"), "decoding must be one of adaptive, static, linear"),
+        (dict(region_init="third"), "region_init must be one of half, cell, whole"),
+        (dict(global_pool="max"), "global_pool must be one of avg"),
+        (dict(num_tokens=0), "expected num_tokens >= 1"),
+        (dict(heads=7), "does not divide into 7 heads"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        saccade.create_model("sparseformer_nano", **options)
+
+
+# Precision
+
+
+@pytest.mark.parametrize(("dtype", "near"), [(torch.bfloat16, 0.15), (torch.float16, 0.02)])
+@pytest.mark.parametrize("pure", [False, True], ids=["autocast", "pure"])
+def test_coordinates_stay_float32_and_all_else_follows(dtype, near, pure):
+    model, inputs = awake(), images(2, 3, 64, 64)
+    with torch.no_grad():
+        expected = model(inputs)
+    if pure:
+        model, inputs = model.to(dtype), inputs.to(dtype)
+    with torch.autocast("cpu", dtype, enabled=not pure), saccade.record(model) as traces:
+        logits = model(inputs)
+    logits.float().square().sum().backward()
+    for trace in traces:
+        assert (trace.regions.dtype, trace.points.dtype, trace.tokens.dtype) == (torch.float32, torch.float32, dtype)
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert (logits.float() - expected).abs().max() <= near * expected.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_authors_weights_are_finite_in_half_precision(model, dtype):
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        logits = model.float()(kit.images("160x256").float())
+    model.double()
+    assert kit.error(logits, kit.golden(VARIANT)["logits/160x256"]) <= (0.1 if dtype == torch.bfloat16 else 0.02)
+
+
+def test_a_scaled_loss_gives_scaled_gradients():
+    """What a GradScaler does, with the bound on the points' gradients told of it."""
+    model, inputs = awake().double().train(), images(2, 3, 64, 64).double()
+    plain = torch.autograd.grad(100 * model(inputs).square().sum(), list(model.parameters()))
+    model.set_loss_scale(1024.0)
+    scaled = torch.autograd.grad(1024 * 100 * model(inputs).square().sum(), list(model.parameters()))
+    for a, b in zip(plain, scaled, strict=True):
+        torch.testing.assert_close(b / 1024, a)
+    free = awake(restrict_gradient=False).double().train()
+    unbound = torch.autograd.grad(100 * free(inputs).square().sum(), free.regions)[0]
+    assert (unbound - plain[1]).norm() > 0.1 * unbound.norm()  # the bound was reached
+    assert [name for name, _ in model.named_parameters()][1] == "regions"
+
+
+def test_a_new_loss_scale_compiles_nothing_anew():
+    counter = CompileCounterWithBackend("aot_eager")
+    look = awake().focus.blocks[0].look
+    compiled = torch.compile(look, fullgraph=True, backend=counter)
+    inputs = images(1, 36, 128), awake().regions.detach()[None], images(1, 48, 16, 16)
+    for scale in (1.0, 65536.0, 32768.0):
+        look.loss_scale.fill_(scale)
+        compiled(*inputs)[0].sum().backward()
+    assert counter.frame_count == 1
+    torch._dynamo.reset()
