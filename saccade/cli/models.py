@@ -26,7 +26,11 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, caption="M parameters, G multiply-adds of one image, top-1 of the paper")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption="M parameters, G multiply-adds of one image, top-1 of the paper",
+    )
     table.add_column("model", no_wrap=True)
     for column in ("px", "M", "paper", "%", "G", "paper", "%", "top-1"):
         table.add_column(column, justify="right", no_wrap=True)
