@@ -1,0 +1,221 @@
+"""Depth-wise 3x3 convolution with its shortcut and its GELU in one pass over a channels-last map.
+
+The library's depth-wise convolutions leave most of the memory's bandwidth unused on channels-last maps, and the sum
+and the activation around them are two more passes over the widest tensors of SViT and PaCa. Here a program walks down
+the rows of a strip: every row is read once for each of its three column shifts, feeds the three output rows it
+touches, and an output row is written when its third input row has been seen.
+
+    act ""      y = s x + conv(x)               position encoding
+    act "pre"   y = s gelu(x) + conv(gelu(x))   SViT's feed-forward
+    act "post"  y = gelu(s x + conv(x))         PaCa's feed-forward
+
+with s = 1 for the shortcut, 0 without it. Only x is kept for the way back; activations are computed again there.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from saccade.kernels import HAS_TRITON, suits
+
+ACTS = {"": 0, "pre": 1, "post": 2}
+
+
+def depthwise(features: Tensor, weight: Tensor, bias: Tensor, act: str = "", shortcut: bool = True) -> Tensor:
+    """features (B, C, H, W), weight (C, 1, 3, 3), bias (C) -> (B, C, H, W), channels-last in memory."""
+    if suits(features) and features.is_contiguous(memory_format=torch.channels_last):
+        return _op(features.permute(0, 2, 3, 1), weight, bias, ACTS[act], shortcut).permute(0, 3, 1, 2)
+    return depthwise_twin(features, weight, bias, act, shortcut)
+
+
+def depthwise_twin(features: Tensor, weight: Tensor, bias: Tensor, act: str = "", shortcut: bool = True) -> Tensor:
+    """The same, by the library."""
+    if act == "pre":
+        features = F.gelu(features)
+    mixed = F.conv2d(features, weight, bias, padding=1, groups=features.shape[1])
+    if shortcut:
+        mixed = features + mixed
+    return F.gelu(mixed) if act == "post" else mixed
+
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+    from torch.library import triton_op, wrap_triton
+
+    @triton.jit
+    def _gelu(x):
+        return 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
+
+    @triton.jit
+    def _gelu_slope(x):
+        density = tl.math.exp(-0.5 * x * x) * 0.3989422804014327
+        return 0.5 * (1 + tl.math.erf(x * 0.7071067811865476)) + x * density
+
+    @triton.jit
+    def _read(pointer, row, column, channel, height, width, channels, ok, PRE: tl.constexpr):
+        """One tile (columns, channels) of a row, zeros outside the map, activated where asked."""
+        row += tl.zeros_like(column)  # a block like the others: the interpreter wants masks of one kind
+        inside = ok & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+        offset = (row * width + column).to(tl.int64) * channels + channel
+        x = tl.load(pointer + offset, mask=inside, other=0.0).to(tl.float32)
+        if PRE:
+            x = _gelu(x)
+        return x
+
+    @triton.jit
+    def _conv_kernel(
+        x_pointer, w_pointer, b_pointer, g_pointer, y_pointer, height, width, channels,
+        FLIP: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, SLOPE: tl.constexpr, SHORTCUT: tl.constexpr,
+        BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        """y = (gelu) (s x + conv(x) + b); FLIP turns the kernel round, for the gradient.
+
+        SLOPE 1: multiply by the slope of gelu at g (the gradient through "pre"); 2: y = g * slope of gelu at the
+        result (the gradient through "post").
+        """
+        strips = tl.cdiv(height, ROWS)
+        image, strip = tl.program_id(0) // strips, tl.program_id(0) % strips
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[:, None]
+        channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+        ok = channel < channels
+        start = image.to(tl.int64) * height * width * channels
+        taps = w_pointer + channel * 9
+        if FLIP:
+            w00, w01, w02 = tl.load(taps + 8, ok), tl.load(taps + 7, ok), tl.load(taps + 6, ok)
+            w10, w11, w12 = tl.load(taps + 5, ok), tl.load(taps + 4, ok), tl.load(taps + 3, ok)
+            w20, w21, w22 = tl.load(taps + 2, ok), tl.load(taps + 1, ok), tl.load(taps + 0, ok)
+        else:
+            w00, w01, w02 = tl.load(taps + 0, ok), tl.load(taps + 1, ok), tl.load(taps + 2, ok)
+            w10, w11, w12 = tl.load(taps + 3, ok), tl.load(taps + 4, ok), tl.load(taps + 5, ok)
+            w20, w21, w22 = tl.load(taps + 6, ok), tl.load(taps + 7, ok), tl.load(taps + 8, ok)
+        w11 = w11.to(tl.float32)
+        if SHORTCUT:
+            w11 += 1.0
+        zero = tl.zeros((COLUMNS, CHANNELS), tl.float32)
+        if BIAS:
+            zero += tl.load(b_pointer + channel, ok).to(tl.float32)
+        first = strip * ROWS
+        above, here = zero, zero  # outputs of the rows first - 2 and first - 1: another strip writes those
+        for i in tl.static_range(ROWS + 2):
+            row = first + i - 1
+            left = _read(x_pointer + start, row, column - 1, channel, height, width, channels, ok, PRE)
+            centre = _read(x_pointer + start, row, column, channel, height, width, channels, ok, PRE)
+            right = _read(x_pointer + start, row, column + 1, channel, height, width, channels, ok, PRE)
+            above += left * w20 + centre * w21 + right * w22
+            here += left * w10 + centre * w11 + right * w12
+            below = zero + left * w00 + centre * w01 + right * w02
+            if i >= 2:  # the row above has now seen its three rows
+                inside = ok & (row - 1 + tl.zeros_like(column) < height) & (column < width)
+                offset = ((row - 1) * width + column).to(tl.int64) * channels + channel + start
+                y = above
+                if POST:
+                    y = _gelu(y)
+                if SLOPE == 1:
+                    y *= _gelu_slope(tl.load(g_pointer + offset, mask=inside, other=0.0).to(tl.float32))
+                if SLOPE == 2:
+                    y = tl.load(g_pointer + offset, mask=inside, other=0.0).to(tl.float32) * _gelu_slope(y)
+                tl.store(y_pointer + offset, y.to(y_pointer.dtype.element_ty), mask=inside)
+            above, here = here, below
+
+    @triton.jit
+    def _weight_kernel(
+        x_pointer, g_pointer, p_pointer, height, width, channels, strips,
+        PRE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        """Partial gradients of the nine taps and of the bias: p (programs, 10, channels), summed outside."""
+        image, strip = tl.program_id(0) // strips, tl.program_id(0) % strips
+        channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+        ok = channel < channels
+        start = image.to(tl.int64) * height * width * channels
+        zero = tl.zeros((COLUMNS, CHANNELS), tl.float32)
+        p00, p01, p02 = zero, zero, zero
+        p10, p11, p12 = zero, zero, zero
+        p20, p21, p22 = zero, zero, zero
+        bias = zero
+        first = strip * ROWS
+        last = tl.minimum(first + ROWS, height)
+        for left_edge in range(0, width, COLUMNS):
+            column = left_edge + tl.arange(0, COLUMNS)[:, None]
+            # Gradients of the rows above, at and below the input row: it met their last, middle and first taps.
+            above, here = zero, zero
+            for row in range(first - 1, last + 1):
+                below = _read(g_pointer + start, row + 1, column, channel, last, width, channels, ok, False)
+                left = _read(x_pointer + start, row, column - 1, channel, height, width, channels, ok, PRE)
+                centre = _read(x_pointer + start, row, column, channel, height, width, channels, ok, PRE)
+                right = _read(x_pointer + start, row, column + 1, channel, height, width, channels, ok, PRE)
+                p00 += left * below
+                p01 += centre * below
+                p02 += right * below
+                p10 += left * here
+                p11 += centre * here
+                p12 += right * here
+                p20 += left * above
+                p21 += centre * above
+                p22 += right * above
+                bias += here
+                above, here = here, below
+        out = p_pointer + tl.program_id(0).to(tl.int64) * 10 * channels + channel
+        tl.store(out + 0 * channels, tl.sum(p00, 0)[None, :], mask=ok)
+        tl.store(out + 1 * channels, tl.sum(p01, 0)[None, :], mask=ok)
+        tl.store(out + 2 * channels, tl.sum(p02, 0)[None, :], mask=ok)
+        tl.store(out + 3 * channels, tl.sum(p10, 0)[None, :], mask=ok)
+        tl.store(out + 4 * channels, tl.sum(p11, 0)[None, :], mask=ok)
+        tl.store(out + 5 * channels, tl.sum(p12, 0)[None, :], mask=ok)
+        tl.store(out + 6 * channels, tl.sum(p20, 0)[None, :], mask=ok)
+        tl.store(out + 7 * channels, tl.sum(p21, 0)[None, :], mask=ok)
+        tl.store(out + 8 * channels, tl.sum(p22, 0)[None, :], mask=ok)
+        tl.store(out + 9 * channels, tl.sum(bias, 0)[None, :], mask=ok)
+
+    def _tile(height: int, width: int, channels: int, rows: int) -> dict[str, int]:
+        """Rows a program walks down, and the columns and channels it carries."""
+        columns = min(8, triton.next_power_of_2(width))
+        return dict(ROWS=min(rows, height), COLUMNS=columns, CHANNELS=min(128, triton.next_power_of_2(channels)))
+
+    def _launch(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor, **switches: bool | int) -> Tensor:
+        batch, height, width, channels = x.shape
+        y = torch.empty_like(x)
+        tile = _tile(height, width, channels, rows=8)
+        grid = (
+            batch * triton.cdiv(height, tile["ROWS"]),
+            triton.cdiv(width, tile["COLUMNS"]),
+            triton.cdiv(channels, tile["CHANNELS"]),
+        )
+        wrap_triton(_conv_kernel)[grid](x, weight, bias, other, y, height, width, channels, **switches, **tile)
+        return y
+
+    @triton_op("saccade::depthwise", mutates_args={})
+    def _op(x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
+        """x (B, H, W, C) -> y (B, H, W, C)."""
+        pre, post = act == 1, act == 2
+        return _launch(x, weight, bias, x, FLIP=False, PRE=pre, POST=post, SLOPE=0, SHORTCUT=shortcut, BIAS=True)
+
+    @triton_op("saccade::depthwise_backward", mutates_args={})
+    def _backward_op(
+        g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of x, weight and bias."""
+        plain = dict(PRE=False, POST=False, SHORTCUT=shortcut)
+        if act == 2:
+            g = _launch(x, weight, bias, g, FLIP=False, SLOPE=2, BIAS=True, **plain)
+        g_x = _launch(g, weight, bias, x, FLIP=True, SLOPE=int(act == 1), BIAS=False, **plain)
+        batch, height, width, channels = x.shape
+        tile = _tile(height, width, channels, rows=16)
+        strips = triton.cdiv(height, tile["ROWS"])
+        partial = torch.empty(batch * strips, 10, channels, dtype=torch.float32, device=x.device)
+        grid = (batch * strips, triton.cdiv(channels, tile["CHANNELS"]))
+        wrap_triton(_weight_kernel)[grid](x, g, partial, height, width, channels, strips, PRE=act == 1, **tile)
+        total = partial.sum(0)  # (10, C)
+        taps, shift = total.split((9, 1))
+        return g_x, taps.t().reshape(weight.shape).to(weight.dtype).contiguous(), shift[0].to(bias.dtype).clone()
+
+    def _save(ctx, inputs, output) -> None:
+        x, weight, bias, ctx.act, ctx.shortcut = inputs
+        ctx.save_for_backward(x, weight, bias)
+
+    def _backward(ctx, g: Tensor):
+        x, weight, bias = ctx.saved_tensors
+        gradients = _backward_op(g.contiguous(), x, weight, bias, ctx.act, ctx.shortcut)
+        return (*gradients, None, None)
+
+    _op.register_autograd(_backward, setup_context=_save)
