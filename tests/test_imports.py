@@ -8,7 +8,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "saccade"
 MAY_IMPORT = {
-    "layers": {"layers"},
+    "layers": {"layers", "kernels"},
     "tokens": {"layers", "kernels", "tokens"},
     "kernels": {"kernels"},
     "models": {"tokens", "layers", "models"},

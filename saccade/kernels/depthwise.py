@@ -21,14 +21,16 @@ from saccade.kernels import HAS_TRITON, suits
 ACTS = {"": 0, "pre": 1, "post": 2}
 
 
-def depthwise(features: Tensor, weight: Tensor, bias: Tensor, act: str = "", shortcut: bool = True) -> Tensor:
+def depthwise(features: Tensor, weight: Tensor, bias: Tensor | None, act: str = "", shortcut: bool = True) -> Tensor:
     """features (B, C, H, W), weight (C, 1, 3, 3), bias (C) -> (B, C, H, W), channels-last in memory."""
-    if suits(features) and features.is_contiguous(memory_format=torch.channels_last):
+    if bias is not None and suits(features) and features.is_contiguous(memory_format=torch.channels_last):
         return _op(features.permute(0, 2, 3, 1), weight, bias, ACTS[act], shortcut).permute(0, 3, 1, 2)
     return depthwise_twin(features, weight, bias, act, shortcut)
 
 
-def depthwise_twin(features: Tensor, weight: Tensor, bias: Tensor, act: str = "", shortcut: bool = True) -> Tensor:
+def depthwise_twin(
+    features: Tensor, weight: Tensor, bias: Tensor | None, act: str = "", shortcut: bool = True
+) -> Tensor:
     """The same, by the library."""
     if act == "pre":
         features = F.gelu(features)

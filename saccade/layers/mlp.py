@@ -3,6 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.layers.depthwise import DepthwiseConv
+from saccade.layers.norm import TokenNorm
+
 
 class ConvMlp(nn.Module):
     """Widen, look at the 3x3 neighbourhood of every hidden channel, narrow again.
@@ -23,22 +26,20 @@ class ConvMlp(nn.Module):
         sub_norm: bool = False,
     ):
         super().__init__()
-        self.act_first = act_first
-        self.shortcut = shortcut
         self.fc1 = nn.Linear(dim, hidden_dim)
-        self.conv = nn.Conv2d(hidden_dim, hidden_dim, 3, padding=1, groups=hidden_dim) if conv else None
+        self.act_outside = (act_first and drop > 0) or not conv  # dropout comes between the activation and the conv
+        act = "" if self.act_outside else "pre" if act_first else "post"
+        self.conv = DepthwiseConv(hidden_dim, act, shortcut) if conv else nn.Identity()
         self.drop1 = nn.Dropout(drop)
-        self.norm = nn.LayerNorm(hidden_dim, eps=1e-6) if sub_norm else nn.Identity()
+        self.norm = TokenNorm(hidden_dim) if sub_norm else nn.Identity()
         self.fc2 = nn.Linear(hidden_dim, dim)
         self.drop2 = nn.Dropout(drop)
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, C, H, W); channels-last in memory, so every permute is a view."""
         hidden = self.fc1(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # (B, hidden, H, W)
-        if self.act_first:
-            hidden = self.drop1(F.gelu(hidden))
-        if self.conv is not None:
-            hidden = hidden + self.conv(hidden) if self.shortcut else self.conv(hidden)
-        if not self.act_first:
-            hidden = self.drop1(F.gelu(hidden))
+        if self.act_outside:
+            hidden = self.conv(self.drop1(F.gelu(hidden)))
+        else:
+            hidden = self.drop1(self.conv(hidden))
         return self.drop2(self.fc2(self.norm(hidden.permute(0, 2, 3, 1)))).permute(0, 3, 1, 2)

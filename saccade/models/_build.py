@@ -4,8 +4,24 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import timm
-from timm.models import _registry, build_model_with_cfg, register_model
+from timm.models import (
+    _registry,
+    build_model_with_cfg,
+    register_model,
+    register_notrace_function,
+    register_notrace_module,
+)
 from torch import nn
+
+from saccade.layers.depthwise import DepthwiseConv
+from saccade.layers.grid import channels_last, check_images
+from saccade.layers.norm import ChannelNorm, TokenNorm
+from saccade.layers.position import AbsolutePosition
+
+for step in (check_images, channels_last):  # FX keeps these whole: they branch on shapes and dtypes
+    register_notrace_function(step)
+for layer in (TokenNorm, ChannelNorm, DepthwiseConv, AbsolutePosition):
+    register_notrace_module(layer)
 
 Model = TypeVar("Model", bound=nn.Module)
 

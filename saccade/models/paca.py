@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.layers import ClassifierHead, DropPath, LayerNorm2d, LayerScale2d, calculate_drop_path_rates, trunc_normal_
+from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_path_rates, trunc_normal_
 from timm.models import (
     checkpoint,
     generate_default_cfgs,
-    register_notrace_function,
     register_notrace_module,
 )
 from timm.models._features import feature_take_indices
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from saccade.layers.attention import CrossAttention, SelfAttention
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
 from saccade.layers.mlp import ConvMlp
+from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition
 from saccade.models._build import build, choose, pretrained_cfg, register
 from saccade.models.paca_teacher import ClusteringTeacher
@@ -40,9 +40,6 @@ from saccade.tokens.clusters import (
 )
 
 __all__ = ["PaCa"]
-register_notrace_function(check_images)
-register_notrace_function(channels_last)
-register_notrace_module(AbsolutePosition)
 
 CLUSTERINGS = {"conv": ConvClustering, "mlp": MlpClustering, "linear": LinearClustering}
 
@@ -54,7 +51,7 @@ class ConvStem(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(in_chans, dim // 2, 3, stride=2, padding=1)
         self.conv2 = nn.Conv2d(dim // 2, dim, 3, stride=2, padding=1)
-        self.norm = LayerNorm2d(dim, eps=1e-6)
+        self.norm = ChannelNorm(dim)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.norm(self.conv2(self.conv1(images)))
@@ -66,7 +63,7 @@ class ConvMerge(nn.Module):
     def __init__(self, in_dim: int, dim: int):
         super().__init__()
         self.conv = nn.Conv2d(in_dim, dim, 3, stride=2, padding=1)
-        self.norm = LayerNorm2d(dim, eps=1e-6)
+        self.norm = ChannelNorm(dim)
 
     def forward(self, features: Tensor) -> Tensor:
         return self.norm(self.conv(features))
@@ -91,15 +88,15 @@ class PaCaBlock(nn.Module):
     ):
         super().__init__()
         post = norm == "post"
-        self.norm1 = nn.Identity() if post else LayerNorm2d(dim, eps=1e-6)
+        self.norm1 = nn.Identity() if post else ChannelNorm(dim)
         self.tokenizer = tokenizer
         self.attn = attn
-        self.post_norm1 = LayerNorm2d(dim, eps=1e-6) if post else nn.Identity()
+        self.post_norm1 = ChannelNorm(dim) if post else nn.Identity()
         self.scale1 = LayerScale2d(dim, layer_scale) if layer_scale else nn.Identity()
         self.drop_path1 = DropPath(drop_path)
-        self.norm2 = nn.Identity() if post else LayerNorm2d(dim, eps=1e-6)
+        self.norm2 = nn.Identity() if post else ChannelNorm(dim)
         self.mlp = mlp
-        self.post_norm2 = LayerNorm2d(dim, eps=1e-6) if post else nn.Identity()
+        self.post_norm2 = ChannelNorm(dim) if post else nn.Identity()
         self.scale2 = LayerScale2d(dim, layer_scale) if layer_scale else nn.Identity()
         self.drop_path2 = DropPath(drop_path)
 
@@ -128,7 +125,7 @@ class PaCaStage(nn.Module):
         super().__init__()
         self.merge = merge
         self.blocks = nn.ModuleList(blocks)
-        self.norm = LayerNorm2d(dim, eps=1e-6)
+        self.norm = ChannelNorm(dim)
         self.grad_checkpointing = False
 
     def forward(self, features: Tensor, scores: Tensor | None = None, added: Tensor | None = None) -> Tensor:

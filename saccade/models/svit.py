@@ -16,26 +16,25 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import ClassifierHead, DropPath, LayerNorm2d, LayerScale2d, calculate_drop_path_rates, trunc_normal_
+from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_path_rates, trunc_normal_
 from timm.models import (
     checkpoint_seq,
     generate_default_cfgs,
-    register_notrace_function,
     register_notrace_module,
 )
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from saccade.layers.attention import SelfAttention
+from saccade.layers.depthwise import DepthwiseConv
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
 from saccade.layers.mlp import ConvMlp
+from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition, RelativePosition
 from saccade.models._build import build, choose, pretrained_cfg, register
 from saccade.tokens.super_tokens import SuperTokenizer, spread
 
 __all__ = ["SViT"]
-register_notrace_function(check_images)
-register_notrace_function(channels_last)
 
 
 class ConvGeluNorm(nn.Module):
@@ -120,8 +119,8 @@ class SViTBlock(nn.Module):
     ):
         super().__init__()
         self.bias = bias
-        self.position = nn.Conv2d(dim, dim, 3, padding=1, groups=dim) if cpe else None
-        self.norm1 = LayerNorm2d(dim, eps=1e-6)
+        self.position = DepthwiseConv(dim) if cpe else nn.Identity()
+        self.norm1 = ChannelNorm(dim)
         self.attn = attn
         self.scale1 = LayerScale2d(dim, layer_scale) if layer_scale else nn.Identity()
         self.drop_path1 = DropPath(drop_path)
@@ -132,8 +131,7 @@ class SViTBlock(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, C, H, W)."""
-        if self.position is not None:
-            features = features + self.position(features)
+        features = self.position(features)
         bias = self.bias(features) if self.bias is not None else None
         features = features + self.drop_path1(self.scale1(self.attn(self.norm1(features), bias)))
         return features + self.drop_path2(self.scale2(self.mlp(self.norm2(features))))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.layers.grid import to_pixels
+from saccade.layers.norm import TokenNorm
 from saccade.tokens.trace import AssignmentTrace
 
 
@@ -73,7 +74,7 @@ class ClusterTokenizer(nn.Module):
     def __init__(self, dim: int, clustering: nn.Module | None = None):
         super().__init__()
         self.clustering = clustering
-        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.norm = TokenNorm(dim)
 
     def forward(self, features: Tensor, scores: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """features (B, C, H, W), scores (B, M, N) if they are given
@@ -98,7 +99,7 @@ class SharedTokenizer(nn.Module):
 
     def __init__(self, dim: int):
         super().__init__()
-        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.norm = TokenNorm(dim)
 
     def forward(self, features: Tensor, assignment: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """features (B, C, H, W), assignment (B, M, N) -> tokens (B, M, C), the same assignment."""

@@ -1,0 +1,37 @@
+"""LayerNorm that stays in the dtype it is given, over the channels of lists and of maps."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class TokenNorm(nn.LayerNorm):
+    """LayerNorm over the last axis."""
+
+    def __init__(self, dim: int, eps: float = 1e-6):
+        super().__init__(dim, eps=eps)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens (…, D) -> tokens (…, D)."""
+        return layer_norm(tokens, self.weight, self.bias, self.eps)
+
+
+class ChannelNorm(TokenNorm):
+    """LayerNorm over the channels of a map; on a channels-last map both permutes are views."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """features (B, C, H, W) -> features (B, C, H, W)."""
+        return layer_norm(features.permute(0, 2, 3, 1), self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
+
+
+def layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm in the dtype of its input.
+
+    Its statistics are float32 inside the library's kernel anyway; autocast would nevertheless hand a float32 copy of
+    the map to every reader, which casts it again.
+    """
+    low = tokens.dtype == torch.bfloat16 or tokens.dtype == torch.float16
+    if low and not torch.jit.is_scripting():
+        with torch.autocast(tokens.device.type, enabled=False):
+            return F.layer_norm(tokens, weight.shape, weight.to(tokens.dtype), bias.to(tokens.dtype), eps)
+    return F.layer_norm(tokens, weight.shape, weight, bias, eps)
