@@ -34,9 +34,10 @@ class SuperTokenizer(nn.Module):
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """features (B, C, H, W) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P)."""
-        if not torch.jit.is_scripting() and self.fits_kernel(features):
-            tokens, association, _ = kernels.group(features.permute(0, 2, 3, 1), self.cell, 1e-12)
-            return tokens, association
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if self.fits_kernel(features):
+                tokens, association, _ = kernels.group(features.permute(0, 2, 3, 1), self.cell, 1e-12)
+                return tokens, association
         cells = to_cells(features, self.cell)  # (B, rows, columns, P, C)
         tokens = cells.mean(3)
         source = cells.detach() if self.detach else cells
@@ -49,7 +50,6 @@ class SuperTokenizer(nn.Module):
             seeds = tokens
         return tokens, association
 
-    @torch.jit.ignore
     def fits_kernel(self, features: Tensor) -> bool:
         """Whether the fused kernel computes what this module is asked for."""
         plain = self.iterations == 1 and self.detach and not self.mask_border
@@ -129,8 +129,9 @@ def spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: i
 
     Without an association (no iterations) every pixel takes the token of its own cell.
     """
-    if not torch.jit.is_scripting() and association.numel() > 0 and suits(tokens, association):
-        return kernels.spread(tokens.contiguous(), association, cell, height, width).permute(0, 3, 1, 2)
+    if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+        if association.numel() > 0 and suits(tokens, association):
+            return kernels.spread(tokens.contiguous(), association, cell, height, width).permute(0, 3, 1, 2)
     if association.numel() == 0:
         pixels = tokens.unsqueeze(3).expand(-1, -1, -1, cell * cell, -1)
     else:
