@@ -63,7 +63,7 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, A
     if hasattr(target, "adapt_checkpoint"):
         found = state_dict
         state_dict, new = target.adapt_checkpoint(found)
-        dropped = tuple(key for key in found if key not in state_dict)
+        dropped = tuple(key for key in found if key not in state_dict and key not in new)
     state_dict, ignored = _drop_unused(state_dict, model, target)
     ignored = dropped + ignored
     missing = _compare(state_dict, target, new, strict)
