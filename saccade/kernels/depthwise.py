@@ -1,15 +1,16 @@
 """Depth-wise 3x3 convolution with its shortcut and its GELU in one pass over a channels-last map.
 
 The library's depth-wise convolutions leave most of the memory's bandwidth unused on channels-last maps, and the sum
-and the activation around them are two more passes over the widest tensors of SViT and PaCa. Here a program walks down
-the rows of a strip: every row is read once for each of its three column shifts, feeds the three output rows it
-touches, and an output row is written when its third input row has been seen.
+around them is one more pass over the widest tensors of SViT and PaCa. Here a program walks down the rows of a strip:
+every row is read once for each of its three column shifts, feeds the three output rows it touches, and an output row
+is written when its third input row has been seen.
 
     act ""      y = s x + conv(x)               position encoding
     act "pre"   y = s gelu(x) + conv(gelu(x))   SViT's feed-forward
     act "post"  y = gelu(s x + conv(x))         PaCa's feed-forward
 
-with s = 1 for the shortcut, 0 without it. Only x is kept for the way back; activations are computed again there.
+with s = 1 for the shortcut, 0 without it. Only x is kept for the way back; activations are computed again there. The
+"pre" GELU is a pass of its own: inside the strip every value would be activated three times, once a shift.
 """
 
 import torch
@@ -55,20 +56,17 @@ if HAS_TRITON:
         return 0.5 * (1 + tl.math.erf(x * 0.7071067811865476)) + x * density
 
     @triton.jit
-    def _read(pointer, row, column, channel, height, width, channels, ok, PRE: tl.constexpr):
-        """One tile (columns, channels) of a row, zeros outside the map, activated where asked."""
+    def _read(pointer, row, column, channel, height, width, channels, ok):
+        """One tile (columns, channels) of a row, zeros outside the map."""
         row += tl.zeros_like(column)  # a block like the others: the interpreter wants masks of one kind
         inside = ok & (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        offset = (row * width + column).to(tl.int64) * channels + channel
-        x = tl.load(pointer + offset, mask=inside, other=0.0).to(tl.float32)
-        if PRE:
-            x = _gelu(x)
-        return x
+        offset = (row * width + column) * channels + channel
+        return tl.load(pointer + offset, mask=inside, other=0.0).to(tl.float32)
 
     @triton.jit
     def _conv_kernel(
         x_pointer, w_pointer, b_pointer, g_pointer, y_pointer, height, width, channels,
-        FLIP: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, SLOPE: tl.constexpr, SHORTCUT: tl.constexpr,
+        FLIP: tl.constexpr, POST: tl.constexpr, SLOPE: tl.constexpr, SHORTCUT: tl.constexpr,
         BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         """y = (gelu) (s x + conv(x) + b); FLIP turns the kernel round, for the gradient.
@@ -101,29 +99,29 @@ if HAS_TRITON:
         above, here = zero, zero  # outputs of the rows first - 2 and first - 1: another strip writes those
         for i in tl.static_range(ROWS + 2):
             row = first + i - 1
-            left = _read(x_pointer + start, row, column - 1, channel, height, width, channels, ok, PRE)
-            centre = _read(x_pointer + start, row, column, channel, height, width, channels, ok, PRE)
-            right = _read(x_pointer + start, row, column + 1, channel, height, width, channels, ok, PRE)
+            left = _read(x_pointer + start, row, column - 1, channel, height, width, channels, ok)
+            centre = _read(x_pointer + start, row, column, channel, height, width, channels, ok)
+            right = _read(x_pointer + start, row, column + 1, channel, height, width, channels, ok)
             above += left * w20 + centre * w21 + right * w22
             here += left * w10 + centre * w11 + right * w12
             below = zero + left * w00 + centre * w01 + right * w02
             if i >= 2:  # the row above has now seen its three rows
                 inside = ok & (row - 1 + tl.zeros_like(column) < height) & (column < width)
-                offset = ((row - 1) * width + column).to(tl.int64) * channels + channel + start
+                offset = ((row - 1) * width + column) * channels + channel
                 y = above
                 if POST:
                     y = _gelu(y)
                 if SLOPE == 1:
-                    y *= _gelu_slope(tl.load(g_pointer + offset, mask=inside, other=0.0).to(tl.float32))
+                    y *= _gelu_slope(tl.load(g_pointer + start + offset, mask=inside, other=0.0).to(tl.float32))
                 if SLOPE == 2:
-                    y = tl.load(g_pointer + offset, mask=inside, other=0.0).to(tl.float32) * _gelu_slope(y)
-                tl.store(y_pointer + offset, y.to(y_pointer.dtype.element_ty), mask=inside)
+                    y = tl.load(g_pointer + start + offset, mask=inside, other=0.0).to(tl.float32) * _gelu_slope(y)
+                tl.store(y_pointer + start + offset, y.to(y_pointer.dtype.element_ty), mask=inside)
             above, here = here, below
 
     @triton.jit
     def _weight_kernel(
         x_pointer, g_pointer, p_pointer, height, width, channels, strips,
-        PRE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
+        ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         """Partial gradients of the nine taps and of the bias: p (programs, 10, channels), summed outside."""
         image, strip = tl.program_id(0) // strips, tl.program_id(0) % strips
@@ -140,12 +138,13 @@ if HAS_TRITON:
         for left_edge in range(0, width, COLUMNS):
             column = left_edge + tl.arange(0, COLUMNS)[:, None]
             # Gradients of the rows above, at and below the input row: it met their last, middle and first taps.
-            above, here = zero, zero
+            above = tl.zeros((COLUMNS, CHANNELS), tl.float32)
+            here = tl.zeros((COLUMNS, CHANNELS), tl.float32)
             for row in range(first - 1, last + 1):
-                below = _read(g_pointer + start, row + 1, column, channel, last, width, channels, ok, False)
-                left = _read(x_pointer + start, row, column - 1, channel, height, width, channels, ok, PRE)
-                centre = _read(x_pointer + start, row, column, channel, height, width, channels, ok, PRE)
-                right = _read(x_pointer + start, row, column + 1, channel, height, width, channels, ok, PRE)
+                below = _read(g_pointer + start, row + 1, column, channel, last, width, channels, ok)
+                left = _read(x_pointer + start, row, column - 1, channel, height, width, channels, ok)
+                centre = _read(x_pointer + start, row, column, channel, height, width, channels, ok)
+                right = _read(x_pointer + start, row, column + 1, channel, height, width, channels, ok)
                 p00 += left * below
                 p01 += centre * below
                 p02 += right * below
@@ -156,7 +155,8 @@ if HAS_TRITON:
                 p21 += centre * above
                 p22 += right * above
                 bias += here
-                above, here = here, below
+                above = here
+                here = below
         out = p_pointer + tl.program_id(0).to(tl.int64) * 10 * channels + channel
         tl.store(out + 0 * channels, tl.sum(p00, 0)[None, :], mask=ok)
         tl.store(out + 1 * channels, tl.sum(p01, 0)[None, :], mask=ok)
@@ -169,15 +169,16 @@ if HAS_TRITON:
         tl.store(out + 8 * channels, tl.sum(p22, 0)[None, :], mask=ok)
         tl.store(out + 9 * channels, tl.sum(bias, 0)[None, :], mask=ok)
 
-    def _tile(height: int, width: int, channels: int, rows: int) -> dict[str, int]:
+    def _tile(height: int, width: int, channels: int) -> dict[str, int]:
         """Rows a program walks down, and the columns and channels it carries."""
         columns = min(8, triton.next_power_of_2(width))
-        return dict(ROWS=min(rows, height), COLUMNS=columns, CHANNELS=min(128, triton.next_power_of_2(channels)))
+        channels = min(64, triton.next_power_of_2(channels))
+        return dict(ROWS=min(8, height), COLUMNS=columns, CHANNELS=channels, num_warps=4)
 
     def _launch(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor, **switches: bool | int) -> Tensor:
         batch, height, width, channels = x.shape
         y = torch.empty_like(x)
-        tile = _tile(height, width, channels, rows=8)
+        tile = _tile(height, width, channels)
         grid = (
             batch * triton.cdiv(height, tile["ROWS"]),
             triton.cdiv(width, tile["COLUMNS"]),
@@ -189,26 +190,25 @@ if HAS_TRITON:
     @triton_op("saccade::depthwise", mutates_args={})
     def _op(x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
         """x (B, H, W, C) -> y (B, H, W, C)."""
-        pre, post = act == 1, act == 2
-        return _launch(x, weight, bias, x, FLIP=False, PRE=pre, POST=post, SLOPE=0, SHORTCUT=shortcut, BIAS=True)
+        source = F.gelu(x) if act == 1 else x
+        return _launch(source, weight, bias, x, FLIP=False, POST=act == 2, SLOPE=0, SHORTCUT=shortcut, BIAS=True)
 
     @triton_op("saccade::depthwise_backward", mutates_args={})
     def _backward_op(
         g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of x, weight and bias."""
-        plain = dict(PRE=False, POST=False, SHORTCUT=shortcut)
         if act == 2:
-            g = _launch(x, weight, bias, g, FLIP=False, SLOPE=2, BIAS=True, **plain)
-        g_x = _launch(g, weight, bias, x, FLIP=True, SLOPE=int(act == 1), BIAS=False, **plain)
+            g = _launch(x, weight, bias, g, FLIP=False, POST=False, SLOPE=2, SHORTCUT=shortcut, BIAS=True)
+        g_x = _launch(g, weight, bias, x, FLIP=True, POST=False, SLOPE=int(act == 1), SHORTCUT=shortcut, BIAS=False)
+        source = F.gelu(x) if act == 1 else x
         batch, height, width, channels = x.shape
-        tile = _tile(height, width, channels, rows=16)
+        tile = _tile(height, width, channels) | {"ROWS": min(16, height)}
         strips = triton.cdiv(height, tile["ROWS"])
         partial = torch.empty(batch * strips, 10, channels, dtype=torch.float32, device=x.device)
         grid = (batch * strips, triton.cdiv(channels, tile["CHANNELS"]))
-        wrap_triton(_weight_kernel)[grid](x, g, partial, height, width, channels, strips, PRE=act == 1, **tile)
-        total = partial.sum(0)  # (10, C)
-        taps, shift = total.split((9, 1))
+        wrap_triton(_weight_kernel)[grid](source, g, partial, height, width, channels, strips, **tile)
+        taps, shift = partial.sum(0).split((9, 1))  # (9, C), (1, C)
         return g_x, taps.t().reshape(weight.shape).to(weight.dtype).contiguous(), shift[0].to(bias.dtype).clone()
 
     def _save(ctx, inputs, output) -> None:

@@ -4,6 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.kernels import layer_norm as kernels
+from saccade.kernels import suits
+
 
 class TokenNorm(nn.LayerNorm):
     """LayerNorm over the last axis."""
@@ -30,6 +33,9 @@ def layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
     Its statistics are float32 inside the library's kernel anyway; autocast would nevertheless hand a float32 copy of
     the map to every reader, which casts it again.
     """
+    if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+        if suits(tokens) and tokens.is_contiguous() and tokens.shape[-1] <= 2048:
+            return kernels.layer_norm(tokens, weight, bias, eps)[0]
     low = tokens.dtype == torch.bfloat16 or tokens.dtype == torch.float16
     if low and not torch.jit.is_scripting():
         with torch.autocast(tokens.device.type, enabled=False):

@@ -1,0 +1,31 @@
+"""The LayerNorm of short rows against the library's, forward and backward."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from saccade.kernels import HAS_TRITON
+
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the kernel runs in Triton's interpreter
+
+
+@pytest.mark.parametrize("shape", [(3, 70, 40), (1, 5, 5, 96), (2, 1, 300)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_equals_the_library(shape, dtype, tolerance):
+    from saccade.kernels.layer_norm import layer_norm
+
+    generator = torch.Generator().manual_seed(shape[1])
+    x, g = (torch.randn(shape, generator=generator).add(1).to(DEVICE, dtype) for _ in range(2))
+    weight, bias = (torch.randn(shape[-1], generator=generator).to(DEVICE).requires_grad_() for _ in range(2))
+    x.requires_grad_()
+    ours, _, _ = layer_norm(x, weight, bias, 1e-6)
+    exact = F.layer_norm(x.double(), shape[-1:], weight.double(), bias.double(), 1e-6)
+    pairs = [(ours, exact)]
+    pairs += zip(
+        torch.autograd.grad(ours, [x, weight, bias], g),
+        torch.autograd.grad(exact, [x, weight, bias], g.double()),
+        strict=True,
+    )
+    for a, b in pairs:
+        assert (a.double() - b.double()).norm() < tolerance * b.double().norm()
