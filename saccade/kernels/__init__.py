@@ -1,5 +1,8 @@
 """Fused versions of hot steps, each beside a plain PyTorch twin of the same signature.
 
+Each is written twice over one body: as an operator of torch.library, which compilers and exporters trace, and as a
+plain autograd function for eager runs, where the operator's checks would cost more than many a kernel does.
+
 A kernel is taken on a CUDA device when Triton is there and the tensors suit it; everywhere else its twin runs.
 `saccade.kernels.enabled(False)` as a context keeps to the twins, which is how they are compared.
 """

@@ -25,7 +25,8 @@ ACTS = {"": 0, "pre": 1, "post": 2}
 def depthwise(features: Tensor, weight: Tensor, bias: Tensor | None, act: str = "", shortcut: bool = True) -> Tensor:
     """features (B, C, H, W), weight (C, 1, 3, 3), bias (C) -> (B, C, H, W), channels-last in memory."""
     if bias is not None and suits(features) and features.is_contiguous(memory_format=torch.channels_last):
-        return _op(features.permute(0, 2, 3, 1), weight, bias, ACTS[act], shortcut).permute(0, 3, 1, 2)
+        fused = _op if torch.compiler.is_compiling() else _Depthwise.apply
+        return fused(features.permute(0, 2, 3, 1), weight, bias, ACTS[act], shortcut).permute(0, 3, 1, 2)
     return depthwise_twin(features, weight, bias, act, shortcut)
 
 
@@ -187,14 +188,12 @@ if HAS_TRITON:
         wrap_triton(_conv_kernel)[grid](x, weight, bias, other, y, height, width, channels, **switches, **tile)
         return y
 
-    @triton_op("saccade::depthwise", mutates_args={})
-    def _op(x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
+    def _forward(x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
         """x (B, H, W, C) -> y (B, H, W, C)."""
         source = F.gelu(x) if act == 1 else x
         return _launch(source, weight, bias, x, FLIP=False, POST=act == 2, SLOPE=0, SHORTCUT=shortcut, BIAS=True)
 
-    @triton_op("saccade::depthwise_backward", mutates_args={})
-    def _backward_op(
+    def _gradients(
         g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of x, weight and bias."""
@@ -211,13 +210,25 @@ if HAS_TRITON:
         taps, shift = partial.sum(0).split((9, 1))  # (9, C), (1, C)
         return g_x, taps.t().reshape(weight.shape).to(weight.dtype).contiguous(), shift[0].to(bias.dtype).clone()
 
+    class _Depthwise(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
+            _save(ctx, (x, weight, bias, act, shortcut), None)
+            return _forward(x, weight, bias, act, shortcut)
+
+        @staticmethod
+        def backward(ctx, g: Tensor):
+            return _backward(ctx, g, _gradients)
+
+    _op = triton_op("saccade::depthwise", _forward, mutates_args={})
+    _gradients_op = triton_op("saccade::depthwise_backward", _gradients, mutates_args={})
+
     def _save(ctx, inputs, output) -> None:
         x, weight, bias, ctx.act, ctx.shortcut = inputs
         ctx.save_for_backward(x, weight, bias)
 
-    def _backward(ctx, g: Tensor):
+    def _backward(ctx, g: Tensor, gradients=_gradients_op):
         x, weight, bias = ctx.saved_tensors
-        gradients = _backward_op(g.contiguous(), x, weight, bias, ctx.act, ctx.shortcut)
-        return (*gradients, None, None)
+        return *gradients(g.contiguous(), x, weight, bias, ctx.act, ctx.shortcut), None, None
 
     _op.register_autograd(_backward, setup_context=_save)

@@ -70,8 +70,7 @@ if HAS_TRITON:
         width = triton.next_power_of_2(channels)
         return dict(ROWS=max(1, elements // width), CHANNELS=width)
 
-    @triton_op("saccade::layer_norm", mutates_args={})
-    def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    def _forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         """x (…, C), contiguous -> y (…, C), and mean and scale of every row."""
         channels = x.shape[-1]
         rows = x.numel() // channels
@@ -82,8 +81,7 @@ if HAS_TRITON:
         wrap_triton(_forward_kernel)[grid](x, weight, bias, y, mean, scale, rows, channels, eps, **tile)
         return y, mean, scale
 
-    @triton_op("saccade::layer_norm_backward", mutates_args={})
-    def _backward_op(g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    def _gradients(g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient of x, and (2, C) of weight and bias."""
         channels = x.shape[-1]
         rows = x.numel() // channels
@@ -96,15 +94,35 @@ if HAS_TRITON:
         )
         return g_x, partial.sum(0)
 
+    class _LayerNorm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+            output = _forward(x, weight, bias, eps)
+            _save(ctx, (x, weight, bias, eps), output)
+            return output
+
+        @staticmethod
+        def backward(ctx, g: Tensor, *_):
+            return _backward(ctx, g, gradients=_gradients)
+
+    _op = triton_op("saccade::layer_norm", _forward, mutates_args={})
+    _gradients_op = triton_op("saccade::layer_norm_backward", _gradients, mutates_args={})
+
     def _save(ctx, inputs, output) -> None:
         x, weight, _, _ = inputs
         _, mean, scale = output
         ctx.save_for_backward(x, weight, mean, scale)
         ctx.mark_non_differentiable(mean, scale)
 
-    def _backward(ctx, g: Tensor, *_):
+    def _backward(ctx, g: Tensor, *_, gradients=_gradients_op):
         x, weight, mean, scale = ctx.saved_tensors
-        g_x, shared = _backward_op(g.contiguous(), x, weight, mean, scale)
+        g_x, shared = gradients(g.contiguous(), x, weight, mean, scale)
         return g_x, shared[0].to(weight.dtype), shared[1].to(weight.dtype), None
 
-    layer_norm.register_autograd(_backward, setup_context=_save)
+    _op.register_autograd(_backward, setup_context=_save)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """x (…, C), contiguous -> y (…, C)."""
+    fused = _op if torch.compiler.is_compiling() else _LayerNorm.apply
+    return fused(x, weight, bias, eps)[0]

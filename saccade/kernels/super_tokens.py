@@ -131,8 +131,7 @@ if HAS_TRITON:
             PRECISION="ieee" if dtype == torch.float32 else "tf32",
         )
 
-    @triton_op("saccade::group_super_tokens", mutates_args={})
-    def group(x: Tensor, cell: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    def _group(x: Tensor, cell: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, H, W, C) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P), weights of tokens."""
         batch, height, width, channels, rows, columns = _sizes(x, cell)
         blocks, cells = _blocks(cell, channels, x.dtype), (batch, rows, columns)
@@ -155,8 +154,7 @@ if HAS_TRITON:
         )
         return tokens, association, weight
 
-    @triton_op("saccade::collect_super_tokens", mutates_args={})
-    def collect(x: Tensor, association: Tensor, cell: int) -> Tensor:
+    def _collect(x: Tensor, association: Tensor, cell: int) -> Tensor:
         """x (B, H, W, C), association -> sums (B, rows, columns, C) of what every pixel gives to every token."""
         batch, height, width, channels, rows, columns = _sizes(x, cell)
         blocks, grid = _blocks(cell, channels, x.dtype), (batch * rows * columns,)
@@ -170,8 +168,7 @@ if HAS_TRITON:
         )
         return total
 
-    @triton_op("saccade::spread_super_tokens", mutates_args={})
-    def spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: int) -> Tensor:
+    def _spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: int) -> Tensor:
         """tokens (B, rows, columns, C), association -> map (B, H, W, C)."""
         batch, rows, columns, channels = tokens.shape
         y = torch.empty(batch, height, width, channels, dtype=tokens.dtype, device=tokens.device)
@@ -181,6 +178,10 @@ if HAS_TRITON:
         )  # fmt: skip
         return y
 
+    _group_op = triton_op("saccade::group_super_tokens", _group, mutates_args={})
+    _collect_op = triton_op("saccade::collect_super_tokens", _collect, mutates_args={})
+    _spread_op = triton_op("saccade::spread_super_tokens", _spread, mutates_args={})
+
     def _save_group(ctx, inputs, output) -> None:
         x, ctx.cell, ctx.eps = inputs
         _, association, weight = output
@@ -188,18 +189,52 @@ if HAS_TRITON:
         ctx.save_for_backward(association, weight)
         ctx.mark_non_differentiable(association, weight)
 
-    def _group_backward(ctx, g_tokens: Tensor, *_):
+    def _group_backward(ctx, g_tokens: Tensor, *_, back=_spread_op):
         association, weight = ctx.saved_tensors
         scaled = (g_tokens / (weight + ctx.eps).unsqueeze(3)).to(association.dtype).contiguous()
-        return spread(scaled, association, ctx.cell, *ctx.size), None, None
+        return back(scaled, association, ctx.cell, *ctx.size), None, None
 
     def _save_spread(ctx, inputs, output) -> None:
         _, association, ctx.cell, _, _ = inputs
         ctx.save_for_backward(association)
 
-    def _spread_backward(ctx, g: Tensor):
+    def _spread_backward(ctx, g: Tensor, back=_collect_op):
         (association,) = ctx.saved_tensors
-        return collect(g.contiguous(), association, ctx.cell), None, None, None, None
+        return back(g.contiguous(), association, ctx.cell), None, None, None, None
 
-    group.register_autograd(_group_backward, setup_context=_save_group)
-    spread.register_autograd(_spread_backward, setup_context=_save_spread)
+    _group_op.register_autograd(_group_backward, setup_context=_save_group)
+    _spread_op.register_autograd(_spread_backward, setup_context=_save_spread)
+
+    class _Group(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor, cell: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+            output = _group(x, cell, eps)
+            _save_group(ctx, (x, cell, eps), output)
+            return output
+
+        @staticmethod
+        def backward(ctx, g_tokens: Tensor, *_):
+            return _group_backward(ctx, g_tokens, back=_spread)
+
+    class _Spread(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, tokens: Tensor, association: Tensor, cell: int, height: int, width: int) -> Tensor:
+            _save_spread(ctx, (tokens, association, cell, height, width), None)
+            return _spread(tokens, association, cell, height, width)
+
+        @staticmethod
+        def backward(ctx, g: Tensor):
+            return _spread_backward(ctx, g, back=_collect)
+
+
+def group(x: Tensor, cell: int, eps: float) -> tuple[Tensor, Tensor]:
+    """x (B, H, W, C) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P)."""
+    fused = _group_op if torch.compiler.is_compiling() else _Group.apply
+    tokens, association, _ = fused(x, cell, eps)
+    return tokens, association
+
+
+def spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: int) -> Tensor:
+    """tokens (B, rows, columns, C), association (B, rows, columns, 9, P) -> map (B, H, W, C)."""
+    fused = _spread_op if torch.compiler.is_compiling() else _Spread.apply
+    return fused(tokens, association, cell, height, width)

@@ -35,7 +35,7 @@ def layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
     """
     if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
         if suits(tokens) and tokens.is_contiguous() and tokens.shape[-1] <= 2048:
-            return kernels.layer_norm(tokens, weight, bias, eps)[0]
+            return kernels.layer_norm(tokens, weight, bias, eps)
     low = tokens.dtype == torch.bfloat16 or tokens.dtype == torch.float16
     if low and not torch.jit.is_scripting():
         with torch.autocast(tokens.device.type, enabled=False):

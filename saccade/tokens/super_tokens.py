@@ -36,8 +36,7 @@ class SuperTokenizer(nn.Module):
         """features (B, C, H, W) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P)."""
         if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
             if self.fits_kernel(features):
-                tokens, association, _ = kernels.group(features.permute(0, 2, 3, 1), self.cell, 1e-12)
-                return tokens, association
+                return kernels.group(features.permute(0, 2, 3, 1), self.cell, 1e-12)
         cells = to_cells(features, self.cell)  # (B, rows, columns, P, C)
         tokens = cells.mean(3)
         source = cells.detach() if self.detach else cells

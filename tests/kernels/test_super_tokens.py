@@ -8,7 +8,7 @@ from saccade.tokens import super_tokens as twins
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the kernel runs in Triton's interpreter
-SIZES = [(1, 16, 8, 8, 4), (2, 20, 9, 11, 4), (1, 8, 7, 5, 2)]
+SIZES = [(2, 20, 9, 7, 4), (1, 8, 7, 5, 2)]
 SIZES += [(4, 64, 56, 56, 8), (4, 128, 28, 28, 4), (2, 96, 61, 47, 8)] if DEVICE == "cuda" else []
 
 
@@ -20,7 +20,7 @@ def both_ways(size, dtype):
     generator = torch.Generator().manual_seed(channels)
     x, g = (torch.randn(batch, channels, height, width, generator=generator).to(DEVICE, dtype) for _ in range(2))
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
-    tokens, association, _ = kernels.group(x.permute(0, 2, 3, 1), cell, 1e-12)
+    tokens, association = kernels.group(x.permute(0, 2, 3, 1), cell, 1e-12)
     back = kernels.spread(2 * tokens, association, cell, height, width).permute(0, 3, 1, 2)
     fused = tokens, association, back, *torch.autograd.grad(back, x, g)
     with enabled(False):
