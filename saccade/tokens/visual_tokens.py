@@ -201,7 +201,7 @@ def kmeans(pixels: Tensor, seeds: Tensor, iterations: int) -> Tensor:
     a mean that is normalised is a sum that is normalised. A tie goes to the first centroid. A centroid that no pixel
     is near (or whose pixels cancel out) stays where it was (VT-12).
     """
-    pixels, centroids = F.normalize(pixels, dim=-1), F.normalize(seeds, dim=-1)
+    pixels, centroids = F.normalize(pixels, dim=-1, eps=1e-6), F.normalize(seeds, dim=-1, eps=1e-6)
     names = torch.arange(seeds.shape[1], device=pixels.device)
     for _ in range(iterations):
         nearest = torch.matmul(pixels, centroids.transpose(1, 2)).argmax(-1)  # (B, N)

@@ -234,6 +234,7 @@ def test_empty_clusters_and_blank_maps_make_no_nan():
         assert tokens.isfinite().all()
         assert features.grad.isfinite().all()
         torch.testing.assert_close(assignment, torch.full_like(assignment, 1 / (H * W)))
+    assert kmeans(torch.zeros(1, 6, 8).half(), torch.zeros(1, 4, 8).half(), 3).isfinite().all()
 
 
 class LargestTensor(TorchDispatchMode):
