@@ -28,8 +28,6 @@ class TokenProjector(nn.Module):
         drop_path: float = 0.0,
     ):
         super().__init__()
-        if dim % num_heads:
-            raise ValueError(f"a map of {dim} channels does not divide into {num_heads} heads; choose other heads.")
         self.num_heads = num_heads
         self.scale = (dim // num_heads) ** -0.5 if scale else 1.0
         self.widen = pixel_linear(pixel_dim, dim, norm=norm) if pixel_dim != dim else nn.Identity()

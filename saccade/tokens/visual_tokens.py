@@ -236,8 +236,11 @@ def token_grid(num_tokens: int) -> tuple[int, int]:
 
 
 def pixel_groups(pixel_dim: int, num_heads: int) -> int:
-    """Groups of the linear maps of pixels: 64 channels each, at most one a head (VTR-04)."""
-    return max(1, min(num_heads, pixel_dim // 64))
+    """Groups of the linear maps of pixels: 64 channels each, whole heads in each (VTR-04)."""
+    if pixel_dim % num_heads:
+        raise ValueError(f"a map of {pixel_dim} channels does not divide into {num_heads} heads; choose other heads.")
+    most = max(1, min(num_heads, pixel_dim // 64))
+    return next(groups for groups in range(most, 0, -1) if num_heads % groups == 0)
 
 
 TOKENIZERS: dict[str, Callable[..., nn.Module]] = {
