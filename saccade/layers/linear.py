@@ -1,6 +1,7 @@
 """Linear layers over the channels of a list of vectors, with batch norm behind them: 1x1 convolutions on a list."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -42,15 +43,53 @@ class ListNorm(nn.Module):
         """vectors (B, N, C) -> (B, N, C)."""
         return self.bn(vectors.flatten(0, 1)).unflatten(0, (vectors.shape[0], vectors.shape[1]))
 
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """What the norm does once its statistics are fixed: gain and bias (C,)."""
+        gain = self.bn.weight * (self.bn.running_var + self.bn.eps).rsqrt()
+        return gain, self.bn.bias - self.bn.running_mean * gain
+
 
 class LinearNorm(nn.Module):
     """A linear map over channels without bias, grouped or not, then BatchNorm."""
 
     def __init__(self, in_dim: int, dim: int, groups: int = 1, zero: bool = False, norm: bool = True):
         super().__init__()
+        self.groups = groups
         self.linear = GroupedLinear(in_dim, dim, groups) if groups > 1 else nn.Linear(in_dim, dim, bias=False)
         self.norm = ListNorm(dim, zero, norm)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """vectors (B, N, C) -> (B, N, D)."""
         return self.norm(self.linear(vectors))
+
+    def grouped(self, vectors: Tensor) -> Tensor:
+        """vectors (B, N, C) -> (B, N, groups, D/groups)."""
+        return self.forward(vectors).unflatten(2, (self.groups, -1))
+
+
+class FoldedLinearNorm(LinearNorm):
+    """The same for long lists: once its statistics are fixed, the norm is folded into the matrix on the way.
+
+    The list is then read and written once, and left group by group in memory, as attention by heads wants it.
+    """
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """vectors (B, N, C) -> (B, N, D)."""
+        return self.grouped(vectors).flatten(2)
+
+    def grouped(self, vectors: Tensor) -> Tensor:
+        """vectors (B, N, C) -> (B, N, groups, D/groups)."""
+        if self.norm.bn.training:
+            return self.norm(self.linear(vectors)).unflatten(2, (self.groups, -1))
+        weight, (gain, bias) = self.linear.weight, self.norm.affine()
+        if self.groups == 1:
+            return F.linear(vectors, weight * gain.unsqueeze(1), bias).unsqueeze(2)
+        rows = vectors.flatten(0, 1).unflatten(1, (self.groups, -1)).transpose(0, 1)  # (groups, B * N, C/groups)
+        gain, bias = gain.unflatten(0, (self.groups, 1, -1)), bias.unflatten(0, (self.groups, 1, -1))
+        found = torch.baddbmm(bias, rows, weight * gain)
+        return found.transpose(0, 1).unflatten(0, (vectors.shape[0], vectors.shape[1]))
+
+
+def pixel_linear(in_dim: int, dim: int, groups: int = 1, norm: bool = True) -> LinearNorm:
+    """The linear map for long lists, such as the pixels of a map."""
+    return FoldedLinearNorm(in_dim, dim, groups) if norm else LinearNorm(in_dim, dim, groups, norm=False)

@@ -5,7 +5,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from saccade.layers.grid import to_features, to_pixels
-from saccade.layers.linear import LinearNorm, ListNorm
+from saccade.layers.linear import LinearNorm, ListNorm, pixel_linear
 from saccade.tokens.visual_tokens import pixel_groups
 
 
@@ -28,12 +28,10 @@ class TokenProjector(nn.Module):
         drop_path: float = 0.0,
     ):
         super().__init__()
-        if dim % num_heads:
-            raise ValueError(f"a map of {dim} channels does not divide into {num_heads} heads; choose other heads.")
         self.num_heads = num_heads
         self.scale = (dim // num_heads) ** -0.5 if scale else 1.0
-        self.widen = LinearNorm(pixel_dim, dim, norm=norm) if pixel_dim != dim else nn.Identity()
-        self.to_query = LinearNorm(dim, dim, pixel_groups(dim, num_heads), norm=norm)
+        self.widen = pixel_linear(pixel_dim, dim, norm=norm) if pixel_dim != dim else nn.Identity()
+        self.to_query = pixel_linear(dim, dim, pixel_groups(dim, num_heads), norm)
         self.to_key = LinearNorm(token_dim, dim, norm=norm)
         self.to_value = LinearNorm(token_dim, dim, norm=norm) if token_dim != dim else nn.Identity()
         self.norm = ListNorm(dim, zero=True, enabled=norm)
@@ -42,9 +40,16 @@ class TokenProjector(nn.Module):
     def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
         """features (B, C, H, W), tokens (B, M, D) -> features (B, dim, H, W), channels-last in memory."""
         pixels = self.widen(to_pixels(features))
-        query = self.to_query(pixels).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, N, C/heads)
-        key = self.to_key(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, M, C/heads)
-        value = self.to_value(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
-        asked = F.scaled_dot_product_attention(query, key, value, scale=self.scale)
-        pixels = pixels + self.drop_path(self.norm(asked.transpose(1, 2).flatten(2)))
+        query = self.to_query.grouped(pixels)  # (B, N, groups, dim/groups)
+        query = query.unflatten(3, (self.num_heads // query.shape[2], -1)).flatten(2, 3).transpose(1, 2)
+        key = self.to_key(tokens).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, M, dim/heads)
+        value = self.to_value(tokens)
+        if not self.norm.bn.training:
+            # With fixed statistics the norm is affine, and weights that sum to 1 let it pass: M tokens, not N pixels.
+            value = self.norm(value)
+        value = value.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        asked = F.scaled_dot_product_attention(query, key, value, scale=self.scale).transpose(1, 2)
+        if self.norm.bn.training:
+            asked = self.norm(asked.flatten(2)).unflatten(2, (self.num_heads, -1))
+        pixels = (pixels.unflatten(2, (self.num_heads, -1)) + self.drop_path(asked)).flatten(2)
         return to_features(pixels, features.shape[2], features.shape[3])

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.layers.grid import to_pixels
-from saccade.layers.linear import LinearNorm, ListNorm
+from saccade.layers.linear import LinearNorm, ListNorm, pixel_linear
 from saccade.tokens.trace import AssignmentTrace
 
 
@@ -38,7 +38,7 @@ class FilterTokenizer(nn.Module):
         self.scale = pixel_dim**-0.5 if scale else 1.0
         self.to_score = nn.Linear(pixel_dim, num_tokens, bias=False)
         nn.init.normal_(self.to_score.weight, std=1.0 if scale else pixel_dim**-0.5)  # scores as large as the pixels
-        self.to_value = LinearNorm(pixel_dim, pixel_dim, value_groups, norm=norm) if value_groups else nn.Identity()
+        self.to_value = pixel_linear(pixel_dim, pixel_dim, value_groups, norm) if value_groups else nn.Identity()
         self.to_token = TokenMap(pixel_dim, token_dim, norm)
 
     def forward(self, features: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -123,7 +123,7 @@ class RecurrentTokenizer(nn.Module):
         self.keep_half = keep_half
         self.scale = (pixel_dim // num_heads) ** -0.5 if scale else 1.0
         self.to_query = LinearNorm(token_dim, pixel_dim, norm=norm)
-        self.to_key_value = LinearNorm(pixel_dim, 2 * pixel_dim, pixel_groups(pixel_dim, num_heads), norm=norm)
+        self.to_key_value = pixel_linear(pixel_dim, 2 * pixel_dim, pixel_groups(pixel_dim, num_heads), norm)
         self.to_token = LinearNorm(pixel_dim, token_dim, norm=norm)
 
     def forward(self, features: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,7 +135,8 @@ class RecurrentTokenizer(nn.Module):
         tokens = previous(tokens)
         asking = tokens.shape[1] // 2 if self.keep_half else tokens.shape[1]
         query = self.to_query(tokens[:, :asking]).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
-        both = self.to_key_value(to_pixels(features)).unflatten(2, (self.num_heads, 2, -1))  # head by head: key, value
+        both = self.to_key_value.grouped(to_pixels(features))  # (B, N, groups, …), head by head: key, value
+        both = both.unflatten(3, (self.num_heads // both.shape[2], 2, -1)).flatten(2, 3)
         key, value = both.transpose(1, 2).unbind(3)  # (B, heads, N, C/heads) each
         pooled = F.scaled_dot_product_attention(query, key, value, scale=self.scale)
         new = self.to_token(pooled.transpose(1, 2).flatten(2))
@@ -200,7 +201,7 @@ def kmeans(pixels: Tensor, seeds: Tensor, iterations: int) -> Tensor:
     a mean that is normalised is a sum that is normalised. A tie goes to the first centroid. A centroid that no pixel
     is near (or whose pixels cancel out) stays where it was (VT-12).
     """
-    pixels, centroids = F.normalize(pixels, dim=-1), F.normalize(seeds, dim=-1)
+    pixels, centroids = F.normalize(pixels, dim=-1, eps=1e-6), F.normalize(seeds, dim=-1, eps=1e-6)
     names = torch.arange(seeds.shape[1], device=pixels.device)
     for _ in range(iterations):
         nearest = torch.matmul(pixels, centroids.transpose(1, 2)).argmax(-1)  # (B, N)
@@ -235,8 +236,11 @@ def token_grid(num_tokens: int) -> tuple[int, int]:
 
 
 def pixel_groups(pixel_dim: int, num_heads: int) -> int:
-    """Groups of the linear maps of pixels: 64 channels each, at most one a head (VTR-04)."""
-    return max(1, min(num_heads, pixel_dim // 64))
+    """Groups of the linear maps of pixels: 64 channels each, whole heads in each (VTR-04)."""
+    if pixel_dim % num_heads:
+        raise ValueError(f"a map of {pixel_dim} channels does not divide into {num_heads} heads; choose other heads.")
+    most = max(1, min(num_heads, pixel_dim // 64))
+    return next(groups for groups in range(most, 0, -1) if num_heads % groups == 0)
 
 
 TOKENIZERS: dict[str, Callable[..., nn.Module]] = {

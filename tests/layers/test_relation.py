@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from saccade.layers.linear import GroupedLinear, LinearNorm, ListNorm
+from saccade.layers.linear import FoldedLinearNorm, GroupedLinear, LinearNorm, ListNorm
 from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, TokenTransformer
 from tests import slow
 
@@ -15,6 +15,24 @@ B, M, D = 2, 5, 24
 
 def tokens(seed=1):
     return torch.randn(B, M, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("training", [True, False])
+def test_folding_the_norm_changes_nothing_but_the_way(groups, training):
+    plain, folded = slow.randomise(LinearNorm(D, 12, groups)), FoldedLinearNorm(D, 12, groups).double()
+    folded.load_state_dict(plain.state_dict())
+    plain.train(training)
+    folded.train(training)
+    found = [layer(tokens()) for layer in (plain, folded)]
+    torch.testing.assert_close(*found)
+    torch.testing.assert_close(folded.grouped(tokens()).flatten(2), plain.grouped(tokens()).flatten(2))
+    for a, b in zip(
+        torch.autograd.grad(found[0].square().sum(), list(plain.parameters())),
+        torch.autograd.grad(found[1].square().sum(), list(folded.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("groups", [1, 3])

@@ -106,6 +106,33 @@ def test_every_ablation_learns_everywhere_and_takes_any_size(options):
         torch.testing.assert_close(trace.maps().sum((2, 3)), torch.ones(trace.maps().shape[:2]))
 
 
+@pytest.mark.parametrize(
+    "options", [dict(), dict(first_value=True, dim=256, project_last=True), dict(norm=False)], ids=str
+)
+def test_training_and_inference_agree_where_their_statistics_do(options):
+    """Inference folds norms into matrices and lets one pass under the attention; training does neither."""
+    model = stir(fresh(**options)).double().train()
+    statistics = {}
+
+    def keep(module, given):
+        dims = [dim for dim in range(given[0].ndim) if dim != 1]
+        statistics[module] = given[0].mean(dims), given[0].var(dims, unbiased=False)
+
+    norms = [module for module in model.modules() if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d))]
+    hooks = [norm.register_forward_pre_hook(keep) for norm in norms]
+    with torch.no_grad():
+        expected, levels = model.forward_intermediates(images().double())
+        for hook in hooks:
+            hook.remove()
+        for norm, (mean, variance) in statistics.items():
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(variance)
+        found, again = model.eval().forward_intermediates(images().double())
+    assert len(statistics) == len(norms)
+    for a, b in zip([found, *again], [expected, *levels], strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ABLATIONS, ids=str)
 def test_every_ablation_scripts_exports_and_compiles(options):

@@ -6,7 +6,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import saccade
 from saccade.benchmark import count
+from saccade.layers.relation import TokenTransformer
 from saccade.models._paper import REPORTED
+from saccade.tokens.projector import TokenProjector
+from saccade.tokens.visual_tokens import FilterTokenizer, pixel_groups
 from tests.paper import vt_tables
 from tests.paper.precision import agrees, check_madds, check_params
 from tests.paper.vt_tables import RATIOS, ROWS
@@ -96,6 +99,34 @@ def test_relating_tokens_costs_the_same_at_any_resolution_and_pixels_cost_linear
             assert small[name] == large[name] == huge[name]
         else:
             assert huge[name] - large[name] == 4 * (large[name] - small[name])  # linear in pixels, plus a constant
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "madds"),
+    [  # VTR-13; the paper prints 8.5 and 2.0
+        ((800, 1216), (16, 16, 8, 8), 8.502),
+        ((800, 1216), (8, 8, 8, 8), 7.750),
+        ((473, 473), (16, 16, 8, 8), 2.168),
+        ((473, 473), (8, 8, 8, 8), 1.941),
+    ],
+)
+def test_a_layer_of_vt_fpn_is_made_of_the_same_bricks(size, tokens, madds):
+    """A tokenizer and a projector a level of ResNet-50, one transformer over all tokens."""
+    dims, strides = (256, 512, 1024, 2048), (4, 8, 16, 32)
+    with torch.device("meta"):
+        tokenizers = [
+            FilterTokenizer(dim, 1024, n, pixel_groups(dim, 16)).eval() for dim, n in zip(dims, tokens, strict=True)
+        ]
+        transformer, projectors = TokenTransformer(1024).eval(), [TokenProjector(d, 256, 1024).eval() for d in dims]
+        maps = [torch.empty(1, d, -(-size[0] // s), -(-size[1] // s)) for d, s in zip(dims, strides, strict=True)]
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            found = [tokenizer(features)[0] for tokenizer, features in zip(tokenizers, maps, strict=True)]
+            related = transformer(torch.cat(found, dim=1)).split(tokens, dim=1)
+            for projector, features, own in zip(projectors, maps, related, strict=True):
+                assert projector(features, own).shape == (1, 256, *features.shape[2:])
+    assert counter.get_total_flops() / 2e9 == pytest.approx(madds, abs=0.001)
+    params = sum(p.numel() for module in (*tokenizers, transformer, *projectors) for p in module.parameters())
+    assert params / 1e6 == pytest.approx(10.61, abs=0.005)
 
 
 def test_the_page_shows_the_figures_of_today():

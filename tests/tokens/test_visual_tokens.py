@@ -21,6 +21,7 @@ from saccade.tokens.visual_tokens import (
     RepeatedTokenizer,
     cell_shares,
     kmeans,
+    pixel_groups,
     token_grid,
 )
 from tests import slow
@@ -234,6 +235,7 @@ def test_empty_clusters_and_blank_maps_make_no_nan():
         assert tokens.isfinite().all()
         assert features.grad.isfinite().all()
         torch.testing.assert_close(assignment, torch.full_like(assignment, 1 / (H * W)))
+    assert kmeans(torch.zeros(1, 6, 8).half(), torch.zeros(1, 4, 8).half(), 3).isfinite().all()
 
 
 class LargestTensor(TorchDispatchMode):
@@ -301,6 +303,13 @@ def test_grids_are_as_square_as_they_can_be():
     ]
     with pytest.raises(ValueError, match="13 tokens make no grid"):
         token_grid(13)
+
+
+def test_groups_hold_whole_heads_of_sixty_four_channels():
+    assert [pixel_groups(dim, 16) for dim in (32, 256, 512, 1024, 2048)] == [1, 4, 8, 16, 16]  # VTR-04, VTR-13
+    assert pixel_groups(192, 8) == 2  # three groups would cut heads
+    with pytest.raises(ValueError, match="does not divide into 3 heads"):
+        RecurrentTokenizer(16, D, 3)
 
 
 # ------------------------------------------------------------------ all of them
