@@ -17,46 +17,44 @@ def sample(features: Tensor, points: Tensor) -> Tensor:
 
     Or features (B, C, T, H, W) at points (B, M, P, 3), x y t. The result has the type of the features.
     """
-    first, steps, shares = neighbours(points, features.shape[2:])
+    first, steps, share = neighbours(points, features.shape[2:])
     pixels = features.flatten(2).transpose(1, 2).flatten(0, 1)  # (B N, C), a view when channels-last
-    return weighted_rows(pixels, first, steps, shares)
+    return weighted_rows(pixels, first, steps, share)
 
 
-def neighbours(points: Tensor, size: list[int]) -> tuple[Tensor, list[int], list[Tensor]]:
+def neighbours(points: Tensor, size: list[int]) -> tuple[Tensor, list[int], Tensor]:
     """The K pixels around each point, in the list of all pixels of all images.
 
     points (B, M, P, A) in the order x, y, t; size of the map in the order of memory, (T,) H, W -> place of the first
-    neighbour (B, M, P), steps from it to each neighbour (K), share of each neighbour (K of (B, M, P)).
+    neighbour (B, M, P), steps from it to each neighbour (K), share of each neighbour (K, B, M, P).
     """
     first = torch.arange(points.shape[0], device=points.device).view(-1, 1, 1)  # the slowest axis is the image
-    steps, shares = [0], [torch.ones_like(points[..., 0])]
+    steps, share = [0], torch.ones(1, 1, 1, 1, dtype=points.dtype, device=points.device)
     for axis, length in enumerate(size):
         at = points[..., len(size) - 1 - axis] * length - 0.5  # pixel i is centred at i
         low = at.long().clamp(0, length - 2 if length > 1 else 0)  # of the two neighbours, also far outside
         away = at - low
-        parts = [F.relu(1 - away.abs())]
-        if length > 1:
-            parts.append(F.relu(1 - (away - 1).abs()))
+        sides = [away, away - 1] if length > 1 else [away]
+        part = F.relu(1 - torch.stack(sides).abs())  # (2, B, M, P)
+        share = (share.unsqueeze(1) * part).flatten(0, 1)
         first = first * length + low
-        corners, products = steps, shares
-        steps, shares = [], []
-        for corner, product in zip(corners, products):  # noqa: B905  (TorchScript knows no `strict`)
-            for side, part in enumerate(parts):
-                steps.append(length * corner + side)
-                shares.append(product * part)
-    return first, steps, shares
+        corners: list[int] = []
+        for step in steps:
+            corners += [length * step + side for side in range(len(sides))]
+        steps = corners
+    return first, steps, share
 
 
-def weighted_rows(rows: Tensor, first: Tensor, steps: list[int], shares: list[Tensor]) -> Tensor:
-    """rows (N, C); first and each of the shares (B, M, P) -> sums of K rows each, (B, M, P, C)."""
+def weighted_rows(rows: Tensor, first: Tensor, steps: list[int], share: Tensor) -> Tensor:
+    """rows (N, C), first (B, M, P), K steps, share (K, B, M, P) -> sums of K rows each, (B, M, P, C)."""
     if not torch.jit.is_scripting() and torch.compiler.is_compiling():
         # Plain arithmetic: the compiler fuses it, every exporter knows it.
-        total = rows[first + steps[0]] * shares[0].unsqueeze(-1)
-        for step, share in zip(steps[1:], shares[1:]):  # noqa: B905
-            total = total + rows[first + step] * share.unsqueeze(-1)
+        total = rows[first] * share[0].unsqueeze(-1)
+        for k in range(1, len(steps)):
+            total = total + rows[first + steps[k]] * share[k].unsqueeze(-1)
         return total.to(rows.dtype)
     index = torch.stack([first + step for step in steps], dim=-1).flatten(0, 2)  # (B M P, K)
-    share = torch.stack(shares, dim=-1).flatten(0, 2).to(rows.dtype)
+    share = share.movedim(0, -1).flatten(0, 2).to(rows.dtype)
     total = F.embedding_bag(index, rows, mode="sum", per_sample_weights=share)
     return total.view(first.shape[0], first.shape[1], first.shape[2], rows.shape[1])
 

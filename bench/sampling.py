@@ -1,0 +1,121 @@
+"""SparseFormer's hot step, sampling and adaptive mixing, against `grid_sample` and `baddbmm`, by turns.
+
+    python bench/sampling.py --batch 8 --threads 1
+
+Same inputs (the sizes of Tiny), same numbers; read the ratios. Then, where the time of a whole model goes.
+"""
+
+import argparse
+import statistics
+import time
+from collections import Counter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import saccade
+from saccade.benchmark import describe_machine, interleave
+from saccade.layers.sampling import sample
+from saccade.tokens.regions import sample_and_mix
+
+
+def reference(features, points, channel_weights, point_weights, channel_bias, point_bias) -> Tensor:
+    """The same function from PyTorch's library; `grid_sample` wants one type for map and coordinates."""
+    grid = 2 * points - 1
+    sampled = F.grid_sample(features.to(grid.dtype), grid, align_corners=False).permute(0, 2, 3, 1)
+    sampled = sampled.flatten(0, 1).to(features.dtype)
+    mixed = F.gelu(torch.baddbmm(channel_bias, sampled, channel_weights.flatten(0, 1)))
+    mixed = F.gelu(torch.baddbmm(point_bias[:, None], point_weights.flatten(0, 1), mixed))
+    return mixed.unflatten(0, (features.shape[0], -1))
+
+
+def inputs(batch: int, size: int, dtype: torch.dtype, device: str, train: bool) -> list[Tensor]:
+    """Tiny's: 49 tokens, 36 points, 96 channels, a map of a quarter of the image."""
+    torch.manual_seed(0)
+    tensors = [
+        torch.randn(batch, 96, size // 4, size // 4).to(dtype, memory_format=torch.channels_last),
+        torch.rand(batch, 49, 36, 2) * 1.1 - 0.05,
+        (torch.randn(batch, 49, 96, 96) / 10).to(dtype),
+        (torch.randn(batch, 49, 36, 36) / 6).to(dtype),
+        torch.randn(96).to(dtype),
+        torch.randn(36).to(dtype),
+    ]
+    return [tensor.to(device).requires_grad_(train) for tensor in tensors]
+
+
+def compare(args: argparse.Namespace, train: bool) -> None:
+    tensors = inputs(args.batch, args.size, getattr(torch, args.dtype), args.device, train)
+    difference = (sample_and_mix(*tensors) - reference(*tensors)).abs().max().item()
+
+    def step(function):
+        function = torch.compile(function, fullgraph=True) if args.compiled else function
+        if train:
+            return lambda: torch.autograd.grad(function(*tensors).sum(), tensors)
+        return lambda: function(*tensors)
+
+    steps = [step(sample_and_mix), step(reference), lambda: sample(*tensors[:2])]
+    rounds = list(interleave(steps, [args.device] * len(steps), args.rounds))
+    ours, theirs, sampling = (1e3 * statistics.median(times) for times in zip(*rounds, strict=True))
+    ratio = statistics.median(slow / fast for fast, slow, _ in rounds)
+    print(
+        f"{'forward and backward' if train else 'forward'}: {ours:.2f} ms against {theirs:.2f} ms, {ratio:.2f} times "
+        f"faster; forward sampling alone {sampling:.2f} ms; largest difference {difference:.0e}"
+    )
+
+
+@torch.no_grad()
+def where(args: argparse.Namespace, rounds: int = 5) -> None:
+    """Share of each part in the forward pass; a part's time includes its inner parts."""
+    model = saccade.create_model(args.model).to(args.device).eval()
+    images = torch.randn(args.batch, 3, args.size, args.size, device=args.device)
+    spent: Counter[str] = Counter()
+
+    def watch(label: str, module: nn.Module) -> None:
+        started: list[float] = []
+        module.register_forward_pre_hook(lambda *_: started.append(time.perf_counter()))
+        module.register_forward_hook(lambda *_: spent.update({label: time.perf_counter() - started.pop()}))
+
+    watch("all", model)
+    watch("early convolution", model.stem)
+    for transformer in (model.focus, model.cortex):
+        for block in transformer.blocks:
+            watch("attention", block.attn)
+            watch("feed-forward", block.mlp)
+            if block.look is not None:
+                watch("look", block.look)
+                watch("look: places", block.look.placer)
+                watch("look: decode", block.look.decoder)
+                watch("look: decode: generator", block.look.decoder.to_weights)
+                watch("look: decode: projection", block.look.decoder.proj)
+    model(images)
+    spent.clear()
+    for _ in range(rounds):
+        model(images)
+    print(f"{args.model}, {args.batch} images of {args.size} px")
+    for label, seconds in spent.items():
+        print(f"  {label:<26}{seconds / spent['all']:6.1%}{1e3 * seconds / rounds:9.1f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="sparseformer_tiny", help="of the second part")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--size", type=int, default=224, help="side of the image, pixels")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compiled", action="store_true", help="both functions by torch.compile")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    print(describe_machine(args.device))
+    for train in (False, True):
+        compare(args, train)
+    if args.device == "cpu":  # elsewhere, hooks would time the launches
+        where(args)
+
+
+if __name__ == "__main__":
+    main()
