@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from saccade._extras import require
 from saccade.data.image import BadImage, read_image
 from saccade.data.source import DataError
 
@@ -60,7 +61,7 @@ class TableSource:
 
     def _encoded(self, cell: Any, index: int) -> tuple[Any, str]:
         """The picture's bytes, or its path when only that is stored."""
-        import pyarrow as pa
+        pa = require("pyarrow", "train")
 
         data, path = (cell["bytes"], cell["path"]) if pa.types.is_struct(cell.type) else (cell, None)
         if pa.types.is_string(data.type) or pa.types.is_large_string(data.type):
@@ -84,17 +85,8 @@ def disk_files(folder: Path) -> list[Path]:
     return [folder / entry["filename"] for entry in state["_data_files"]]
 
 
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise DataError("reading Parquet needs pyarrow: pip install 'saccade[train]'") from error
-    return pq
-
-
 def _schema(file: str) -> Any:
-    pq = _pyarrow()
-    import pyarrow as pa
+    pa, pq = require("pyarrow", "train"), require("pyarrow.parquet", "train")
 
     try:
         if file.endswith(".parquet"):
@@ -118,20 +110,19 @@ def _choose(schema: Any, features: dict[str, Any], role: str, wanted: str | None
             raise DataError(f"no column {wanted!r}; the file has {', '.join(schema.names)}.")
         return wanted
     kind = {"image": "Image", "label": "ClassLabel"}[role]
-    described = [name for name, feature in features.items() if isinstance(feature, dict) and feature.get("_type") == kind]
+    described = [
+        name for name, feature in features.items() if isinstance(feature, dict) and feature.get("_type") == kind
+    ]
     usual = [name for name in (IMAGE_NAMES if role == "image" else LABEL_NAMES) if name in schema.names]
     found = [name for name in described if name in schema.names] or usual
     if not found:
-        raise DataError(
-            f"no {role} column among {', '.join(schema.names)}; name it: --set data.{role}_column=NAME."
-        )
+        raise DataError(f"no {role} column among {', '.join(schema.names)}; name it: --set data.{role}_column=NAME.")
     return found[0]
 
 
 def _read(files: list[str], column: str) -> Any:
     """One column of all files, as a chunked array."""
-    pq = _pyarrow()
-    import pyarrow as pa
+    pa, pq = require("pyarrow", "train"), require("pyarrow.parquet", "train")
 
     try:
         if files[0].endswith(".parquet"):
@@ -145,7 +136,7 @@ def _read(files: list[str], column: str) -> Any:
 
 def _number(labels: Any, feature: dict[str, Any], classes: list[str] | None) -> tuple[list[str], np.ndarray]:
     """Class names and (N,) numbers; strings are numbered in sorted order, or by the other split's `classes`."""
-    import pyarrow as pa
+    pa = require("pyarrow", "train")
 
     if labels.null_count:
         raise DataError(f"{labels.null_count} rows have no label.")
@@ -174,8 +165,7 @@ def _open_images(files: list[str], column: str) -> Any:
 
 def _unpacked(files: list[str], column: str) -> Path:
     """Large Parquet is unpacked once into an Arrow file under the cache folder: rows are then a seek away."""
-    pq = _pyarrow()
-    import pyarrow as pa
+    pa, pq = require("pyarrow", "train"), require("pyarrow.parquet", "train")
 
     stamp = json.dumps([[os.path.abspath(f), os.path.getsize(f), os.path.getmtime(f)] for f in files] + [column])
     root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "saccade"
