@@ -211,9 +211,10 @@ def describe(module: Training) -> str:
     clock, validation = module.clock, module.validation
     speed = clock.images_per_second(module.recipe.batch_size)
     facts = [f"{speed:,.0f} images/s"] if speed else []
-    if 0 < clock.share < 1:
-        left = clock.elapsed() * (1 / clock.share - 1) if clock.limit is None else clock.limit - clock.elapsed()
-        facts.append(f"{time.strftime('%H:%M:%S', time.gmtime(max(0, left)))} left")
+    if speed and clock.share < 1:
+        left = clock.seconds_left()
+        days, rest = divmod(int(left), 86400)
+        facts.append(f"{f'{days} d ' if days else ''}{time.strftime('%H:%M:%S', time.gmtime(rest))} left")
     if validation:
         facts.append(f"val loss {validation['loss']:.3f}")
         facts.append(f"top-1 {validation['top1']:.2f} %")

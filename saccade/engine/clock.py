@@ -66,6 +66,12 @@ class Clock:
     def images_per_second(self, batch_size: int) -> float | None:
         return self.busy_steps * batch_size / self.busy_seconds if self.busy_steps else None
 
+    def seconds_left(self) -> float:
+        """Until the end, at the pace so far."""
+        if self.limit is not None:
+            return max(0.0, self.limit - self.elapsed())
+        return (self.total - self.steps) * self.busy_seconds / max(1, self.busy_steps)
+
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, "share": self.share, "seconds": self.elapsed()}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -9,8 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.data.augment import normalise, resize
-from saccade.data.loader import Batch
-from saccade.models._card import Preprocess
+from saccade.data.loader import Batch, EvalLoader
+from saccade.data.open import open_split
+from saccade.data.source import DataError, Source, check_labels
+from saccade.data.transforms import eval_transform
+from saccade.engine.feed import BadPictures
+from saccade.models._card import Card, Preprocess, open_model
 from saccade.tasks.classification import accuracy_metrics, per_class
 
 MANY = 1000  # classes beyond which no confusion matrix is kept
@@ -87,3 +92,35 @@ def evaluate_model(
         bad=unreadable,
         **values,
     )
+
+
+def evaluate_checkpoint(
+    checkpoint: str | Path,
+    data: str | Path,
+    split: str | None = None,
+    size: int | None = None,
+    crop_pct: float | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    max_bad: int = 100,
+    **options: Any,
+) -> tuple[Evaluation, Card, Source]:
+    """A weights file (saccade's, an authors' release, a run's folder) on a data set, by the papers' protocol.
+
+    Shorter side to size / crop_pct, centre crop; `size` and `crop_pct` default to what the file says. Classes are
+    matched by name where both sides have names.
+    """
+    model, card = open_model(checkpoint)
+    sizes = card.preprocess._replace(
+        size=size or card.preprocess.size, crop_pct=crop_pct or card.preprocess.crop_pct
+    )
+    source = open_split(data, split, card.classes or None, size=sizes.size, **options)
+    if len(source.classes) != card.num_classes:
+        raise DataError(f"the model tells {card.num_classes} classes apart, the data has {len(source.classes)}.")
+    check_labels(source, "evaluation", every_class=False)
+    straight = eval_transform(sizes.size, sizes.crop_pct, sizes.interpolation)
+    batches = EvalLoader(source, straight, batch_size, workers, pin=device.startswith("cuda"))
+    bad = BadPictures(max_bad)
+    return evaluate_model(model, batches, card.num_classes, sizes, device, dtype, bad), card, source

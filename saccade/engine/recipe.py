@@ -142,7 +142,7 @@ class Trainer:
     max_minutes: float | None = None  # the schedule is stretched or pressed to end with this time
     val_every: int = 1  # epochs
     save_every: int | None = None  # updates between resumable states; None is every validation and every 10 minutes
-    log_every: int = 50  # updates
+    log_every: int = 20  # updates
     loader_seconds: float = 0.0  # after training, measure the loader alone for this long
 
 
