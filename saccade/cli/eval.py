@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         args.max_bad,
         **settings(args.set),
     )
-    classes = {name: share and round(share, 2) for name, share in zip(source.classes, evaluation.per_class, strict=True)}
+    shares = [None if share is None else round(share, 2) for share in evaluation.per_class]
     document = {
         "checkpoint": str(args.checkpoint),
         "model": card.name,
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         "size": args.size or card.preprocess.size,
         "crop_pct": args.crop_pct or card.preprocess.crop_pct,
         **evaluation.summary(),
-        "per_class": classes,
+        "per_class": dict(zip(source.classes, shares, strict=True)),
         "machine": machine(torch.device(device)),
     }
     if args.out:

@@ -6,6 +6,7 @@ are sampled once. The operations are RandAugment's (arXiv 1909.13719) and Trivia
 
 import math
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,8 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 GEOMETRY = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
-COLOUR = ("brightness", "contrast", "saturation", "sharpness", "posterize", "solarize", "autocontrast", "equalize")
-OPERATIONS = ("identity", *GEOMETRY, *COLOUR)
 
 
 class Policy(NamedTuple):
@@ -145,19 +144,13 @@ def resize(pixels: Tensor, size: int) -> Tensor:
 
 def recolour(pixels: Tensor, chosen: Tensor, strength: Tensor) -> Tensor:
     """Apply to every picture the colour operation chosen for it, none if it is of another kind."""
-
-    def where(operation: str, changed: Tensor) -> Tensor:
-        return torch.where((chosen == OPERATIONS.index(operation))[:, None, None, None], changed, pixels)
-
-    power = strength.abs()[:, None, None, None]
-    for operation in ("brightness", "contrast", "saturation", "sharpness"):
-        pixels = where(operation, blend(pixels, operation, 1 + 0.9 * strength))
-    step = 2 ** (4 * power).round()  # keeps 8 to 4 bits
-    pixels = where("posterize", ((pixels * 255 / step).floor() * step) / 255)
-    pixels = where("solarize", torch.where(pixels >= 1 - power, 1 - pixels, pixels))
-    low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
-    pixels = where("autocontrast", (pixels - low) / (high - low).clamp(min=1 / 255))
-    return where("equalize", equalise(pixels))
+    for operation, change in CHANGES.items():
+        mine = chosen == OPERATIONS.index(operation)
+        if pixels.device.type != "cpu":  # all pictures, then choose: a GPU must not wait for a count
+            pixels = torch.where(mine[:, None, None, None], change(pixels, strength), pixels)
+        elif mine.any():
+            pixels = pixels.index_copy(0, mine.nonzero()[:, 0], change(pixels[mine], strength[mine]))
+    return pixels
 
 
 def blend(pixels: Tensor, operation: str, factor: Tensor) -> Tensor:
@@ -179,6 +172,34 @@ def equalise(pixels: Tensor) -> Tensor:
     flat = pixels.flatten(2)
     ordered = flat.sort(dim=-1).values
     return (torch.searchsorted(ordered, flat, right=True) / flat.shape[-1]).to(pixels.dtype).view_as(pixels)
+
+
+def posterize(pixels: Tensor, strength: Tensor) -> Tensor:
+    step = 2 ** (4 * strength.abs()).round()[:, None, None, None]  # keeps 8 to 4 bits
+    return (pixels * 255 / step).floor() * step / 255
+
+
+def solarize(pixels: Tensor, strength: Tensor) -> Tensor:
+    return torch.where(pixels >= 1 - strength.abs()[:, None, None, None], 1 - pixels, pixels)
+
+
+def stretch(pixels: Tensor) -> Tensor:
+    """Every channel from 0 to 1."""
+    low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
+    return (pixels - low) / (high - low).clamp(min=1 / 255)
+
+
+CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "brightness": lambda pixels, strength: blend(pixels, "brightness", 1 + 0.9 * strength),
+    "contrast": lambda pixels, strength: blend(pixels, "contrast", 1 + 0.9 * strength),
+    "saturation": lambda pixels, strength: blend(pixels, "saturation", 1 + 0.9 * strength),
+    "sharpness": lambda pixels, strength: blend(pixels, "sharpness", 1 + 0.9 * strength),
+    "posterize": posterize,
+    "solarize": solarize,
+    "autocontrast": lambda pixels, strength: stretch(pixels),
+    "equalize": lambda pixels, strength: equalise(pixels),
+}
+OPERATIONS = ("identity", *GEOMETRY, *CHANGES)
 
 
 def erase(images: Tensor, probability: float, dice: torch.Generator) -> Tensor:

@@ -4,6 +4,7 @@ So the number of loader processes changes nothing, and a run can be continued fr
 """
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from saccade.data.image import BadImage
 from saccade.data.source import DataError, Source
 
 Transform = Callable[[Image.Image], Tensor]  # -> uint8 (3, H, W)
+Key = tuple[int, int | None]  # a picture of the source, and the die of its augmentation
 
 
 class Batch(NamedTuple):
@@ -59,7 +61,7 @@ class Order:
         self.rank, self.world, self.parts, self.repeats = rank, world, parts, repeats
         self.steps = count // batch_size  # updates an epoch; the remainder is dropped, another one each epoch
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[list[tuple[int, int]]]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[list[Key]]:
         """(index, die) of this process's pictures, part by part, from update `start` of the epoch on."""
         dice = np.random.default_rng([self.seed, epoch])
         order = dice.permutation(self.count).repeat(self.repeats)[: self.count]
@@ -76,9 +78,10 @@ class _Pictures(Dataset):
     def __init__(self, source: Source, transform: Transform):
         self.source, self.transform = source, transform
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int, int] | tuple[int, str]:
+    def __getitem__(self, key: Key) -> tuple[Tensor, int, int] | tuple[int, str]:
         index, die = key
-        seed_all(die)  # timm and torchvision throw the dice of `random`, numpy and torch
+        if die is not None:
+            seed_all(die)  # timm and torchvision throw the dice of `random`, numpy and torch
         try:
             return self.transform(self.source.read(index)), int(self.source.labels[index]), index
         except BadImage as error:
@@ -88,10 +91,10 @@ class _Pictures(Dataset):
 class _Sampler:
     """What the DataLoader asks for batches; epoch and start are set before each pass."""
 
-    def __init__(self, batches: Callable[[int, int], Iterator[list[tuple[int, int]]]]):
+    def __init__(self, batches: Callable[[int, int], Iterator[list[Key]]]):
         self.batches, self.epoch, self.start = batches, 0, 0
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[Key]]:
         return self.batches(self.epoch, self.start)
 
 
@@ -132,7 +135,7 @@ class EvalLoader:
         world: int = 1, pin: bool = False,
     ):  # fmt: skip
         mine = list(range(rank, len(source), world))
-        self.batches = [[(i, 0) for i in mine[k : k + batch_size]] for k in range(0, len(mine), batch_size)]
+        self.batches = [[(i, None) for i in mine[k : k + batch_size]] for k in range(0, len(mine), batch_size)]
         self.loader = _data_loader(_Pictures(source, transform), self.batches, _drop_bad, workers, pin)
 
     def __len__(self) -> int:
@@ -173,7 +176,8 @@ class Memory(NamedTuple):
 
 def decode_all(source: Source, transform: Transform, workers: int | None = None) -> Memory:
     """Read every picture of a source into one tensor."""
-    chunks = [[(i, 0) for i in range(k, min(k + 256, len(source)))] for k in range(0, len(source), 256)]
+    step = 64  # small enough for the shared memory of a container
+    chunks = [[(i, None) for i in range(k, min(k + step, len(source)))] for k in range(0, len(source), step)]
     found = list(_data_loader(_Pictures(source, transform), chunks, _drop_bad, workers, pin=False))
     bad = [entry for batch in found for entry in batch.bad]
     found = [batch for batch in found if len(batch.labels)]
@@ -203,12 +207,15 @@ def memory_size(source: Source, image_size: int, limit: int = 96, budget: int = 
 
 
 def seed_all(seed: int) -> None:
-    """Every die there is: Python's, numpy's, torch's on every device."""
-    import random
+    """Every die there is: Python's, numpy's, torch's on the CPU and, once it is in use, on the GPU.
 
+    Not torch.manual_seed: until a GPU is in use, each call of that is queued with its stack trace, forever.
+    """
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 def usable_cores() -> int:
@@ -226,7 +233,7 @@ def _data_loader(
         collate_fn=collate,
         pin_memory=pin,
         persistent_workers=keep and workers > 0,
-        prefetch_factor=4 if workers else None,
+        prefetch_factor=2 if workers else None,
         worker_init_fn=_one_thread,
     )
 

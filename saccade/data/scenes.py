@@ -127,13 +127,14 @@ def render(things: list[Thing], backdrop: Backdrop, size: int, moment: float = 0
         canvas += cover[..., None] * (paint - canvas)
         instances[cover > 0.5] = number + 1
     visible = [number for number in range(len(things)) if (instances == number + 1).sum() >= 4]
-    boxes = np.array([_box(instances == number + 1) for number in visible], np.float32).reshape(-1, 4)
-    shapes = np.array([thing.shape for thing in things] + [0], np.int64)
-    mask = np.where(instances > 0, shapes[instances.astype(int) - 1] + 1, 0).astype(np.uint8)
-    renumber = np.zeros(len(things) + 1, np.uint8)
+    renumber = np.zeros(len(things) + 1, np.uint8)  # what peeps out with less than four pixels is left out
     renumber[[number + 1 for number in visible]] = np.arange(len(visible)) + 1
+    instances = renumber[instances]
+    boxes = np.array([_box(instances == number + 1) for number in range(len(visible))], np.float32).reshape(-1, 4)
+    shapes = np.array([things[number].shape for number in visible], np.int64)
+    mask = np.concatenate([[0], shapes + 1]).astype(np.uint8)[instances]
     image = (np.clip(canvas, 0, 1) * 255 + 0.5).astype(np.uint8)
-    return Frame(image, things[0].shape, mask, renumber[instances], boxes, shapes[visible])
+    return Frame(image, things[0].shape, mask, instances, boxes, shapes)
 
 
 def _moved(thing: Thing, moment: float) -> Thing:

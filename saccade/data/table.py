@@ -67,7 +67,7 @@ class TableSource:
         if pa.types.is_string(data.type) or pa.types.is_large_string(data.type):
             data, path = None, data
         if data is not None and data.is_valid:
-            return pa.BufferReader(data.as_buffer()), self.name(index)
+            return data.as_py(), self.name(index)
         if path is None or not path.is_valid:
             raise BadImage(self.name(index), "the row holds no picture")
         return Path(self.files[0]).parent / path.as_py(), self.name(index)

@@ -41,11 +41,10 @@ class Keeper(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         if pl_module.part:
             return
-        if self.every:
-            due = pl_module.clock.steps % self.every == 0
-        else:
-            due = trainer.strategy.broadcast(time.monotonic() - self.saved > 60 * MINUTES) if (
-                trainer.world_size == 1 or pl_module.clock.steps % 100 == 0) else False  # fmt: skip
+        steps = pl_module.clock.steps
+        due = steps % self.every == 0 if self.every else time.monotonic() - self.saved > 60 * MINUTES
+        if not self.every and trainer.world_size > 1:  # the watches of the processes differ: the first one's counts
+            due = trainer.strategy.broadcast(due) if steps % 100 == 0 else False
         if due:
             self.save(trainer, pl_module)
 
@@ -250,7 +249,9 @@ class Signals(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         if pl_module.part or (trainer.world_size > 1 and pl_module.clock.steps % 10):
             return  # processes agree every tenth update
-        received = trainer.strategy.reduce_boolean_decision(bool(self.received), all=False)
+        received = bool(self.received)
+        if trainer.world_size > 1:  # asking the others makes the device wait
+            received = trainer.strategy.reduce_boolean_decision(received, all=False)
         if received:
             self.keeper.save(trainer, pl_module)
             raise Stopped(signal.Signals(self.received).name if self.received else "another process")

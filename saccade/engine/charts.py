@@ -15,10 +15,10 @@ def line_chart(title: str, series: Sequence[Series], x_label: str, width: int = 
         return ""
     xs = [x for _, line, _ in series for x in line]
     ys = [y for _, _, line in series for y in line if math.isfinite(y)]
-    across = _scale(min(xs), max(xs), LEFT, width - RIGHT)
+    across = _scale(0, max(xs), LEFT, width - RIGHT)
     low, high, ticks = nice_range(min(ys), max(ys))
     up = _scale(low, high, height - BOTTOM, TOP)
-    parts = [_frame(title, x_label, width, height, across, up, ticks, nice_range(min(xs), max(xs), 5)[2], max(xs))]
+    parts = [_frame(title, x_label, width, height, across, up, ticks, nice_range(0, max(xs))[2], max(xs))]
     for number, (name, line_x, line_y) in enumerate(series):
         points = [(across(x), up(y)) for x, y in zip(line_x, line_y, strict=True) if math.isfinite(y)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)

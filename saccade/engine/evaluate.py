@@ -113,9 +113,7 @@ def evaluate_checkpoint(
     matched by name where both sides have names.
     """
     model, card = open_model(checkpoint)
-    sizes = card.preprocess._replace(
-        size=size or card.preprocess.size, crop_pct=crop_pct or card.preprocess.crop_pct
-    )
+    sizes = card.preprocess._replace(size=size or card.preprocess.size, crop_pct=crop_pct or card.preprocess.crop_pct)
     source = open_split(data, split, card.classes or None, size=sizes.size, **options)
     if len(source.classes) != card.num_classes:
         raise DataError(f"the model tells {card.num_classes} classes apart, the data has {len(source.classes)}.")

@@ -114,6 +114,12 @@ class Training(LightningModule):
         if self.ema is not None:
             self.ema.update(self.model, step=self.clock.steps)
 
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, **kwargs: Any) -> None:
+        if self.recipe.trainer.precision == "16-mixed":
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, **kwargs)
+        elif gradient_clip_val:  # Lightning refuses to clip for fused optimisers, which matters for scaled losses only
+            nn.utils.clip_grad_norm_(self.model.parameters(), gradient_clip_val)
+
     def on_validation_start(self) -> None:
         self.clock.pause()
         self.metrics.reset()
@@ -170,6 +176,8 @@ class Training(LightningModule):
                 images = normalise(batch.images.float() / 255, self.sizes.mean, self.sizes.std)
             if augment.erase:
                 images = erase(images, augment.erase, self.dice)
+            if self.recipe.trainer.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
             if self.mix is not None and self.clock.share < augment.mix_until and len(images) % 2 == 0:
                 return self.mix(images, batch.labels)
         return images, batch.labels

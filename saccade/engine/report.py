@@ -130,26 +130,25 @@ def _classes(evaluation: Evaluation, classes: list[str]) -> str:
     known = [(name, share) for name, share in zip(classes, evaluation.per_class, strict=True) if share is not None]
     ordered = sorted(known, key=lambda entry: entry[1])
     bars = bar_chart([(name, share, f"{share:.1f} %") for name, share in ordered])
-    blocks = [f'<div><b>Accuracy of each class, %</b><div class="scroll">{bars}</div></div>']
+    right = f'<b>Accuracy of each class, %</b><div class="scroll">{bars}</div>'
+    blocks = []
     if evaluation.confusion is not None:
         matrix = evaluation.confusion.tolist()
         if len(classes) <= FEW:
-            blocks.insert(
-                0, f"<div><b>Confusion: true class down, prediction across, %</b>{matrix_chart(matrix, classes)}</div>"
-            )
-        pairs = sorted(
-            (
-                (matrix[i][j], classes[i], classes[j])
-                for i in range(len(classes))
-                for j in range(len(classes))
-                if i != j
-            ),
-            reverse=True,
-        )[:SHOWN]
-        lines = "".join(f"<tr><td>{escape(a)}</td><td>{escape(b)}</td><td>{n}</td></tr>" for n, a, b in pairs if n)
-        table = f"<table><tr><th>true</th><th>taken for</th><th>times</th></tr>{lines}</table>"
-        blocks.append(f"<div><b>Most confused</b>{table}</div>")
-    return f'<div class="charts">{"".join(blocks)}</div>'
+            blocks.append(f"<b>Confusion: true class down, prediction across, %</b>{matrix_chart(matrix, classes)}")
+        right += f"<p><b>Most confused</b></p>{_most_confused(matrix, classes)}"
+    return f'<div class="charts">{"".join(f"<div>{block}</div>" for block in [*blocks, right])}</div>'
+
+
+def _most_confused(matrix: list[list[int]], classes: list[str]) -> str:
+    count = len(classes)
+    pairs = ((matrix[i][j], classes[i], classes[j]) for i in range(count) for j in range(count) if i != j)
+    lines = "".join(
+        f"<tr><td>{escape(true)}</td><td>{escape(taken)}</td><td>{times}</td></tr>"
+        for times, true, taken in sorted(pairs, reverse=True)[:SHOWN]
+        if times
+    )
+    return f"<table><tr><th>true</th><th>taken for</th><th>times</th></tr>{lines}</table>"
 
 
 def _pictures(evaluation: Evaluation, source: Source, worst: bool) -> str:

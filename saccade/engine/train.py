@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
-from saccade._extras import require
 from saccade.data.loader import EvalLoader, MemoryEvalLoader, seed_all
 from saccade.data.transforms import eval_transform
 from saccade.engine.callbacks import Bar, History, Keeper, Signals, Stopped
@@ -52,7 +53,6 @@ def train(
     `device` overrides the recipe's accelerator: "cpu", "cuda", "cuda:1". Gives back the run on process 0; the other
     processes of a distributed run get a `Run` without result.
     """
-    pl = require("lightning.pytorch", "train")
     started = time.monotonic()
     out = Path(out)
     state = prepare_folder(out, recipe, resume)
@@ -68,12 +68,14 @@ def train(
     keeper, history = Keeper(out, card, recipe.trainer.save_every), History(out)
     with quiet_lightning(), Signals(keeper) as signals:
         callbacks = [keeper, history, signals] + ([Bar()] if progress else [])
-        trainer = pl.Trainer(**trainer_options(recipe, device), callbacks=callbacks)
+        trainer = Trainer(**trainer_options(recipe, device), callbacks=callbacks)
         stopped = ""
         try:
             trainer.fit(module, ckpt_path=str(state) if state else None)
         except Stopped as signal:
             stopped = str(signal)
+        except SIGTERMException:  # Lightning saw the signal first, after a validation; the keeper has saved
+            stopped = "SIGTERM"
     if not trainer.is_global_zero:
         return Run(out, {}, model)
     if stopped:

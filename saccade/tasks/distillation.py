@@ -40,15 +40,15 @@ class Teacher(nn.Module):
         return self.model(images)
 
 
-def load_teacher(source: str, num_classes: int, seen: Preprocess, **kwargs: Any) -> Teacher:
-    """A saccade checkpoint by path, or a timm model by name with its pretrained weights."""
+def load_teacher(source: str, classes: int, seen: Preprocess, **kwargs: Any) -> Teacher:
+    """A saccade checkpoint by path, or a timm model by name with its pretrained weights, for `classes` classes."""
     if Path(source).exists():
         model = open_model(source)[0]
     elif timm.is_model(source.partition(".")[0]):
         model = timm.create_model(source, **({"pretrained": True} | kwargs))
     else:
         raise ValueError(f"no teacher {source!r}: expected a saccade checkpoint or the name of a timm model.")
-    return Teacher(model, num_classes, seen)
+    return Teacher(model, classes, seen)
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0, kind: str = "soft") -> Tensor:
