@@ -99,6 +99,7 @@ def save_checkpoint(model: nn.Module, path: str | os.PathLike, metadata: Mapping
     os.close(handle)
     try:
         save_file(tensors, temporary, about)
+        os.chmod(temporary, 0o644)  # temporary files are private by default; weights are not
         os.replace(temporary, path)
     finally:
         Path(temporary).unlink(missing_ok=True)

@@ -1,0 +1,107 @@
+"""Print docs/results.md from docs/results/*.json, which `saccade train` wrote as result.json.
+
+python docs/make_results.py --add runs/svit_nano_cifar10     # take a run's result into docs/results
+python docs/make_results.py                                  # write docs/results.md
+python docs/make_results.py --check                          # fail if it is out of date
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+HEADER = """# Results
+
+Printed by `python docs/make_results.py` from `docs/results/*.json`, which `saccade train` writes after each run; do not
+edit. "final" is the last state of a run (the average of the weights where the recipe keeps one), "best" the best
+validation on the way, chosen by the same pictures it is measured on. Multiply-adds are of one image at the size used.
+"""
+COLUMNS = ("model", "M params", "M multiply-adds", "px", "final top-1", "best top-1", "top-5", "ECE", "epochs", "min",
+           "train images/s", "loader images/s")  # fmt: skip
+
+
+def add(run: Path) -> Path:
+    """Copy a run's result, without the paths of the machine it ran on."""
+    source = run / "result.json" if run.is_dir() else run
+    result = json.loads(source.read_text())
+    path = result["recipe"]["data"]["path"]
+    for group, key in (("data", "path"), ("data", "val_path"), ("model", "checkpoint"), ("distill", "teacher")):
+        value = result["recipe"][group][key]
+        if value and "/" in value:
+            result["recipe"][group][key] = Path(value).name
+            result["command"] = result["command"].replace(value, Path(value).name)
+    result["data"] = Path(path).name
+    target = HERE / "results" / f"{result['data']}_{result['model']}.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(result, indent=2) + "\n")
+    return target
+
+
+def page() -> str:
+    results = [json.loads(path.read_text()) for path in sorted((HERE / "results").glob("*.json"))]
+    parts = [HEADER]
+    for data in dict.fromkeys(result["data"] for result in results):
+        chosen = [result for result in results if result["data"] == data]
+        chosen.sort(key=lambda result: -result["final"]["top1"])
+        first = chosen[0]
+        parts.append(f"## {data}\n")
+        counts = f"{first['train_images']:,} training pictures, {first['val_images']:,} held out"
+        parts.append(f"{first['classes']} classes, {counts}.\n")
+        parts.append(table(chosen))
+        parts += [footnote(result) for result in chosen]
+        parts.append("")
+    if not results:
+        parts.append("No results yet.")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def table(results: list[dict]) -> str:
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    for result in results:
+        final, best = result["final"], result["best"]
+        loader = result["loader_images_per_s"]
+        cells = (
+            f"`{result['model']}`",
+            f"{result['parameters'] / 1e6:.2f}",
+            f"{result['multiply_adds'] / 1e6:,.0f}",
+            str(result["image_size"]),
+            f"**{final['top1']:.2f}**",
+            f"{best['top1']:.2f}",
+            f"{final['top5']:.2f}",
+            f"{final['calibration']:.2f}",
+            f"{result['epochs']:g}",
+            f"{result['minutes']:.1f}",
+            f"{result['train_images_per_s']:,.0f}" if result["train_images_per_s"] else "–",
+            f"{loader:,.0f}" if loader else "–",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def footnote(result: dict) -> str:
+    machine = result["machine"]
+    where = f"{machine['device']}, torch {machine['torch']}, {machine['date']}, commit {machine['commit']}"
+    return f"- `{result['model']}`: {where}: `{result['command']}`"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--add", nargs="+", type=Path, metavar="RUN", help="folders of finished runs")
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    for run in args.add or ():
+        print(f"took {add(run)}")
+    target, text = HERE / "results.md", page()
+    if args.check:
+        if not target.is_file() or target.read_text() != text:
+            print(f"{target} is out of date: run python docs/make_results.py", file=sys.stderr)
+            return 1
+        return 0
+    target.write_text(text)
+    print(f"wrote {target}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""`saccade train`: a recipe or a model's name, and a path to pictures."""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+HELP = "train a model on your pictures: a recipe, or a model's name; resumable, with one HTML report"
+EXAMPLE = """saccade train --model svit_nano --data scenes --out runs/first
+         saccade train recipes/svit_nano_cifar10.yaml --data cifar10/ --out runs/cifar --set optimizer.lr=5e-4
+         saccade train --resume --out runs/cifar"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a YAML file, or the name of one under recipes/")
+    parser.add_argument("--model", metavar="NAME", help="any of saccade's or timm's models, in place of the recipe's")
+    parser.add_argument(
+        "--data", metavar="PATH", help="folder of class folders, Parquet, tar shards, Hugging Face set, or: scenes"
+    )
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out, or start it if there is none")
+    parser.add_argument("--seed", type=int, help="seed of every random number (default: the recipe's, 0)")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def run(args: argparse.Namespace) -> int:
+    from saccade._extras import require
+
+    require("lightning.pytorch", "train")
+    from saccade.cli import pick_device, print_json
+    from saccade.engine.train import train
+
+    recipe = resolve(args)
+    out = Path(args.out or f"runs/{recipe.model.name}_{Path(recipe.data.path).name}")
+    device = None if args.device == "auto" else pick_device(args.device)
+    command = shlex.join(["saccade", *sys.argv[1:]])
+    finished = train(recipe, out, args.resume, device, command, progress=not (args.json or args.quiet))
+    if finished.stopped:
+        print(f"stopped by {finished.stopped}; the state is saved: saccade train --resume --out {out}", file=sys.stderr)
+        return 1
+    if not finished.result:  # another process of a distributed run tells the story
+        return 0
+    if args.json:
+        print_json(finished.result | {"out": str(out)})
+    else:
+        tell(finished.result, out)
+    return 0
+
+
+def resolve(args: argparse.Namespace):
+    """Recipe file, then --model and --data, then --set; a resumed run without a recipe takes its own."""
+    from saccade.engine.recipe import RecipeError, load_recipe
+
+    changes = list(args.set)
+    source = find_recipe(args.recipe) if args.recipe else None
+    if source is None and args.resume and args.out and (Path(args.out) / "recipe.yaml").is_file():
+        source = Path(args.out) / "recipe.yaml"
+    if source is None and not args.model:
+        raise RecipeError("nothing to train: give a recipe (recipes/*.yaml) or --model NAME.")
+    if args.model:  # options of the recipe's own model would not fit
+        changes = [f"model={{name: {args.model}}}", *changes]
+    if args.data:
+        changes = [f"data.path={args.data!r}", *changes]
+    if args.seed is not None:
+        changes = [f"seed={args.seed}", *changes]
+    return load_recipe(source, changes)
+
+
+def find_recipe(name: str) -> Path:
+    """A path, or a bare name among the recipes of this source tree or installation."""
+    from difflib import get_close_matches
+
+    from saccade.engine.recipe import RecipeError
+
+    path = Path(name)
+    if path.is_file():
+        return path
+    places = [Path("recipes"), Path(__file__).parents[2] / "recipes", Path(sys.prefix) / "share/saccade/recipes"]
+    known = {file.stem: file for place in reversed(places) for file in place.glob("*.yaml")}
+    if path.stem in known and path.parent in (Path("."), Path("recipes")):
+        return known[path.stem]
+    close = get_close_matches(path.stem, known, n=1)
+    raise RecipeError(
+        f"no recipe {name}." + (f" Did you mean {close[0]}?" if close else f" Known: {', '.join(known)}.")
+    )
+
+
+def tell(result: dict, out: Path) -> None:
+    final, best = result["final"], result["best"]
+    print(f"{result['model']} on {result['data']}: top-1 {final['top1']:.2f} %, top-5 {final['top5']:.2f} %, "
+          f"calibration error {final['calibration']:.2f} % on {final['count']} pictures")  # fmt: skip
+    speed = result["train_images_per_s"]
+    pace = f", {speed:,.0f} images/s" if speed else ""
+    print(f"best top-1 {best['top1']:.2f} % · {result['epochs']:g} epochs in {result['minutes']:.1f} min{pace} · "
+          f"{result['unreadable']} unreadable pictures")  # fmt: skip
+    for name in ("report.html", "best.safetensors", "last.safetensors", "metrics.csv", "result.json", "recipe.yaml"):
+        print(f"wrote {out / name}")

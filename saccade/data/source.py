@@ -1,0 +1,92 @@
+"""A source: labelled pictures that can be counted, named and read one by one, wherever they lie."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from PIL import Image
+
+
+class DataError(ValueError):
+    """Data that cannot be trained on; the message says what was found and what to do."""
+
+
+class Source(Protocol):
+    """What every kind of data set offers."""
+
+    classes: list[str]
+    labels: np.ndarray  # (N,) int64
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Image.Image:
+        """The picture as RGB; raises `BadImage` for a damaged one."""
+        ...
+
+    def name(self, index: int) -> str:
+        """Where the picture lies, for people: a path, or file and row."""
+        ...
+
+
+class Subset:
+    """Some pictures of a source."""
+
+    def __init__(self, source: Source, indices: Sequence[int] | np.ndarray):
+        self.source, self.indices = source, np.asarray(indices, dtype=np.int64)
+        self.classes, self.labels = source.classes, source.labels[self.indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, index: int) -> Image.Image:
+        return self.source.read(int(self.indices[index]))
+
+    def name(self, index: int) -> str:
+        return self.source.name(int(self.indices[index]))
+
+
+def hold_out(source: Source, fraction: float, seed: int = 0) -> tuple[Subset, Subset]:
+    """Split off `fraction` of every class for validation; the same seed gives the same split."""
+    if not 0 < fraction < 1:
+        raise DataError(f"the held-out fraction must lie between 0 and 1, got {fraction}.")
+    order = np.random.default_rng(seed).permutation(len(source))
+    held: list[int] = []
+    for label in range(len(source.classes)):
+        members = order[source.labels[order] == label]
+        if len(members) == 1:
+            raise DataError(
+                f"class {source.classes[label]!r} has one picture, so none can be held out. "
+                "Add pictures, or give a validation set of its own."
+            )
+        held.extend(members[: max(1, round(fraction * len(members)))])
+    chosen = np.zeros(len(source), dtype=bool)
+    chosen[held] = True
+    return Subset(source, np.flatnonzero(~chosen)), Subset(source, np.flatnonzero(chosen))
+
+
+def check_labels(source: Source, role: str = "training", every_class: bool = True) -> None:
+    """Find, before the first step, what would otherwise fail or mislead in the middle of the night."""
+    count, classes = len(source), source.classes
+    if not count:
+        raise DataError(f"the {role} set is empty.")
+    if len(classes) < 2:
+        raise DataError(
+            f"the {role} set has one class only ({classes[0]!r}): there is nothing to tell apart. "
+            "Expected one sub-folder or label for each of at least two classes."
+        )
+    wrong = np.flatnonzero((source.labels < 0) | (source.labels >= len(classes)))
+    if len(wrong):
+        label = int(source.labels[wrong[0]])
+        hint = " Label -1 marks pictures without a label: choose a labelled split." if label == -1 else ""
+        raise DataError(
+            f"{len(wrong)} labels of the {role} set are out of range: {source.name(int(wrong[0]))} has {label}, "
+            f"expected 0 to {len(classes) - 1}.{hint}"
+        )
+    if every_class:
+        empty = np.flatnonzero(np.bincount(source.labels, minlength=len(classes)) == 0)
+        if len(empty):
+            names = ", ".join(repr(classes[i]) for i in empty[:5]) + (", …" if len(empty) > 5 else "")
+            raise DataError(
+                f"{len(empty)} of {len(classes)} classes have no pictures in the {role} set: {names}. "
+                "Add pictures or remove the class."
+            )

@@ -1,0 +1,1 @@
+"""Time: recipes, optimiser and schedule, checkpoints, resume, reports. Lightning is the loop."""

@@ -1,0 +1,124 @@
+"""What a trained model is worth: accuracy, calibration, confusion, and its best and worst pictures."""
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from saccade.data.augment import normalise, resize
+from saccade.data.loader import Batch, EvalLoader
+from saccade.data.open import open_split
+from saccade.data.source import DataError, Source, check_labels
+from saccade.data.transforms import eval_transform
+from saccade.engine.feed import BadPictures
+from saccade.models._card import Card, Preprocess, open_model
+from saccade.tasks.classification import accuracy_metrics, per_class
+
+MANY = 1000  # classes beyond which no confusion matrix is kept
+
+
+class Evaluation(NamedTuple):
+    """Percentages, and tensors in the order of the source."""
+
+    count: int
+    loss: float
+    top1: float
+    top5: float
+    calibration: float  # expected calibration error, 15 bins
+    per_class: list[float | None]  # None for a class without pictures
+    confusion: Tensor | None  # (K, K): true, predicted
+    indices: Tensor  # (N,) of the pictures in their source
+    labels: Tensor  # (N,)
+    losses: Tensor  # (N,)
+    predicted: Tensor  # (N,)
+    confidence: Tensor  # (N,) probability of the prediction
+    bad: int  # pictures that could not be read
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers, for JSON."""
+        names = ("count", "loss", "top1", "top5", "calibration", "bad")
+        return {name: round(getattr(self, name), 4) for name in names}
+
+
+@torch.inference_mode()
+def evaluate_model(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    num_classes: int,
+    sizes: Preprocess,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    bad: Any = None,
+) -> Evaluation:
+    """Run `model` over uint8 batches; `dtype` turns autocast on; `bad` counts unreadable pictures."""
+    model = model.to(device).eval()
+    metrics = accuracy_metrics(num_classes, sync=False).to(device)
+    autocast = torch.autocast(torch.device(device).type, dtype) if dtype is not None else nullcontext()
+    found: dict[str, list[Tensor]] = {name: [] for name in ("indices", "labels", "losses", "predicted", "confidence")}
+    unreadable = 0
+    for batch in batches:
+        unreadable += len(batch.bad)
+        if bad is not None:
+            bad.add(batch.bad, "evaluation")
+        if not len(batch.labels):
+            continue
+        labels = batch.labels.to(device)
+        pixels = resize(batch.images.to(device).float() / 255, sizes.size).clamp(0, 1)
+        with autocast:
+            logits = model(normalise(pixels, sizes.mean, sizes.std)).float()
+        metrics.update(logits, labels)
+        confidence, predicted = logits.softmax(1).max(1)
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        for name, value in zip(found, (batch.indices, labels, losses, predicted, confidence), strict=True):
+            found[name].append(value.cpu())
+    if not found["labels"]:
+        raise ValueError("no picture could be evaluated.")
+    values = {name: torch.cat(parts) for name, parts in found.items()}
+    shares = {name: 100 * float(value) for name, value in metrics.compute().items()}
+    pairs = values["labels"] * num_classes + values["predicted"]
+    confusion = pairs.bincount(minlength=num_classes**2).view(num_classes, num_classes) if num_classes <= MANY else None
+    return Evaluation(
+        count=len(values["labels"]),
+        loss=float(values["losses"].double().mean()),
+        **shares,
+        per_class=[
+            None if x is None else 100 * x for x in per_class(values["labels"], values["predicted"], num_classes)
+        ],
+        confusion=confusion,
+        bad=unreadable,
+        **values,
+    )
+
+
+def evaluate_checkpoint(
+    checkpoint: str | Path,
+    data: str | Path,
+    split: str | None = None,
+    size: int | None = None,
+    crop_pct: float | None = None,
+    batch_size: int = 64,
+    workers: int | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    max_bad: int = 100,
+    **options: Any,
+) -> tuple[Evaluation, Card, Source]:
+    """A weights file (saccade's, an authors' release, a run's folder) on a data set, by the papers' protocol.
+
+    Shorter side to size / crop_pct, centre crop; `size` and `crop_pct` default to what the file says. Classes are
+    matched by name where both sides have names.
+    """
+    model, card = open_model(checkpoint)
+    sizes = card.preprocess._replace(size=size or card.preprocess.size, crop_pct=crop_pct or card.preprocess.crop_pct)
+    source = open_split(data, split, card.classes or None, size=sizes.size, **options)
+    if len(source.classes) != card.num_classes:
+        raise DataError(f"the model tells {card.num_classes} classes apart, the data has {len(source.classes)}.")
+    check_labels(source, "evaluation", every_class=False)
+    straight = eval_transform(sizes.size, sizes.crop_pct, sizes.interpolation)
+    batches = EvalLoader(source, straight, batch_size, workers, pin=device.startswith("cuda"))
+    bad = BadPictures(max_bad)
+    return evaluate_model(model, batches, card.num_classes, sizes, device, dtype, bad), card, source

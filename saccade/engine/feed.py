@@ -1,0 +1,169 @@
+"""From a recipe's data to batches: opens and checks the sources, decides files or memory, counts bad pictures."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import NamedTuple
+
+import torch
+
+from saccade.data.augment import BatchAugment, Policy
+from saccade.data.loader import (
+    Batch,
+    EvalLoader,
+    FileLoader,
+    Memory,
+    MemoryEvalLoader,
+    MemoryLoader,
+    Order,
+    decode_all,
+    memory_size,
+    usable_cores,
+)
+from saccade.data.open import open_train_and_val
+from saccade.data.source import DataError, Source
+from saccade.data.transforms import MemoryTransform, eval_transform, train_transform
+from saccade.engine.clock import Clock
+from saccade.engine.recipe import Augment, Data, Recipe
+from saccade.models._card import Preprocess
+
+_logger = logging.getLogger(__name__)
+
+
+class BadPictures:
+    """Unreadable pictures: told once each, counted, and too many of them stop the run."""
+
+    def __init__(self, most: int):
+        self.most = most
+        self.found: dict[str, str] = {}
+
+    def add(self, bad: list[tuple[int, str]], role: str = "training") -> None:
+        for index, reason in bad:
+            key = f"{role} {index}"
+            if key not in self.found:
+                self.found[key] = reason
+                _logger.warning("skipped an unreadable picture: %s", reason)
+        if len(self.found) > self.most:
+            examples = "; ".join(list(self.found.values())[:3])
+            raise DataError(
+                f"{len(self.found)} pictures cannot be read, more than data.max_bad={self.most} allows: {examples}. "
+                "Mend or remove them, or raise data.max_bad."
+            )
+
+
+class Sources(NamedTuple):
+    """What a run trains on, opened and checked."""
+
+    train: Source
+    val: Source
+    train_memory: Memory | None  # decoded once, when the pictures are small
+    val_memory: Memory | None
+    bad: BadPictures
+
+    @property
+    def classes(self) -> list[str]:
+        return self.train.classes
+
+
+def open_sources(data: Data, image_size: int, seed: int) -> Sources:
+    """Open and check both sets, and decode them now if that pays."""
+    if not data.path:
+        raise DataError("no data: give --data PATH (a folder, Parquet, tar shards) or --data scenes.")
+    train, val = open_train_and_val(
+        data.path,
+        data.val_path,
+        data.val_fraction,
+        seed,
+        image_column=data.image_column,
+        label_column=data.label_column,
+        scenes=data.scenes,
+        size=image_size,
+    )
+    bad = BadPictures(data.max_bad)
+    side = None
+    if data.cache is True:
+        side = memory_size(train, image_size, limit=image_size, budget=2**40) or image_size
+    elif data.cache == "auto":
+        side = memory_size(train, image_size)
+    if side is None:
+        return Sources(train, val, None, None, bad)
+    memories = []
+    for role, source in (("training", train), ("validation", val)):
+        memory = decode_all(source, MemoryTransform(side, data.interpolation), data.workers)
+        bad.add(memory.bad, role)
+        memories.append(memory)
+    return Sources(train, val, memories[0], memories[1], bad)
+
+
+class Feed:
+    """The loaders of one process."""
+
+    def __init__(
+        self, recipe: Recipe, sources: Sources, rank: int, world: int, device: torch.device, sizes: Preprocess
+    ):
+        data, parts = recipe.data, recipe.trainer.accumulate
+        self.sources = sources
+        memory, held = sources.train_memory, sources.val_memory
+        count = len(sources.train) if memory is None else len(memory.labels)
+        self.order = Order(count, recipe.batch_size, recipe.seed, rank, world, parts, recipe.augment.repeats)
+        share = recipe.batch_size // parts // world
+        workers = data.workers if data.workers is not None else min(16, max(0, usable_cores() // world - 1))
+        pin = device.type == "cuda"
+        if memory is not None and held is not None:
+            memory, held = memory.to(device), held.to(device)
+            self.train: FileLoader | MemoryLoader = MemoryLoader(memory.images, memory.labels, self.order, memory.kept)
+            self.val: EvalLoader | MemoryEvalLoader = MemoryEvalLoader(held, share, rank, world)
+        else:
+            change = train_transform(**_single(recipe.augment, recipe.data, sizes))
+            self.train = FileLoader(sources.train, change, self.order, workers, pin)
+            size, crop = data.val_size or sizes.size, sizes.crop_pct
+            straight = eval_transform(size, crop, data.interpolation)
+            self.val = EvalLoader(sources.val, straight, share, workers, rank, world, pin)
+
+    def stream(self, clock: Clock, val_every: int) -> "Stream":
+        return Stream(self, clock, val_every)
+
+
+class Stream:
+    """What Lightning iterates: each pass gives the batches from where the run stands to the next validation."""
+
+    def __init__(self, feed: Feed, clock: Clock, val_every: int):
+        self.feed, self.clock, self.val_every = feed, clock, val_every
+
+    def __iter__(self) -> Iterator[Batch]:
+        order, clock = self.feed.order, self.clock
+        step = clock.steps
+        stretch = order.steps * self.val_every
+        end = min((step // stretch + 1) * stretch, clock.total)
+        while step < end and not clock.expired():
+            epoch, start = divmod(step, order.steps)
+            for number, batch in enumerate(self.feed.train.epoch(epoch, start), 1):
+                yield batch
+                if number % order.parts == 0:
+                    step += 1
+                    if step >= end or clock.expired():
+                        break
+
+
+def batch_augment(augment: Augment, size: int, sizes: Preprocess) -> BatchAugment:
+    """For pictures in memory."""
+    policy = Policy.parse(augment.auto)
+    return BatchAugment(
+        size,
+        sizes.mean,
+        sizes.std,
+        crop=augment.crop,
+        pad=augment.pad,
+        scale=augment.scale,
+        ratio=augment.ratio,
+        flip=augment.flip,
+        jitter=0.0 if policy else augment.jitter,
+        policy=policy,
+    )
+
+
+def _single(augment: Augment, data: Data, sizes: Preprocess) -> dict:
+    """For pictures read one by one."""
+    names = ("crop", "pad", "scale", "ratio", "flip", "jitter", "auto")
+    chosen = {name: value for name, value in asdict(augment).items() if name in names}
+    return chosen | {"size": sizes.size, "interpolation": data.interpolation, "mean": sizes.mean}

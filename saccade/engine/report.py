@@ -1,0 +1,189 @@
+"""`report.html`: a run in one file that opens anywhere, with nothing to download."""
+
+import base64
+import io
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from saccade.data.image import BadImage
+from saccade.data.source import Source
+from saccade.engine.charts import bar_chart, line_chart, matrix_chart
+from saccade.engine.evaluate import Evaluation
+from saccade.engine.recipe import Recipe, to_yaml
+from saccade.engine.results import write_text
+
+SHOWN = 12  # pictures of each kind
+FEW = 60  # classes up to which the whole confusion matrix is drawn
+
+STYLE = """
+:root { --ink: #1b1f24; --soft: #667080; --paper: #fff; --card: #f5f6f8; --edge: #d9dde3;
+  --line-0: #2563eb; --line-1: #e2571e; --line-2: #16915b; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --soft: #9aa3b0; --paper: #14171b; --card: #1d2127;
+  --edge: #343a43; --line-0: #6ea0ff; --line-1: #ff8a5c; --line-2: #4ccb90; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1020px; padding: 24px 20px 60px; background: var(--paper); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 26px; margin: 0 0 2px; } h2 { font-size: 18px; margin: 34px 0 10px; }
+p.lead, .soft { color: var(--soft); margin: 0 0 14px; }
+.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 10px; }
+.fact { background: var(--card); border-radius: 8px; padding: 10px 12px; }
+.fact b { display: block; font-size: 21px; } .fact span { color: var(--soft); font-size: 13px; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(400px, 1fr)); gap: 16px; }
+.charts > * { background: var(--card); border-radius: 8px; padding: 10px; }
+svg { width: 100%; height: auto; display: block; } svg text { fill: var(--ink); font-family: system-ui, sans-serif; }
+svg .title { font-size: 13px; font-weight: 600; } svg .small { font-size: 11px; fill: var(--soft); }
+svg .tiny { font-size: 9px; } svg .grid { stroke: var(--edge); stroke-width: 1; }
+svg .edge { fill: none; stroke: var(--edge); }
+.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(108px, 1fr)); gap: 10px; }
+figure { margin: 0; } figure img { width: 100%; border-radius: 6px; display: block; image-rendering: auto; }
+figcaption { font-size: 12px; line-height: 1.35; margin-top: 3px; overflow-wrap: anywhere; }
+table { border-collapse: collapse; } td, th { text-align: left; padding: 3px 14px 3px 0; vertical-align: top; }
+pre { background: var(--card); border-radius: 8px; padding: 12px; overflow-x: auto; font-size: 12.5px; }
+.scroll { max-height: 520px; overflow-y: auto; }
+"""
+
+
+def write_report(
+    path: Path, result: dict[str, Any], rows: Sequence[dict[str, Any]], evaluation: Evaluation, source: Source,
+    recipe: Recipe,
+) -> None:  # fmt: skip
+    """One self-contained page of a finished run."""
+    model, data = escape(result["model"]), escape(result["data"])
+    sections = [
+        f"<h1>{model} on {data}</h1>",
+        f'<p class="lead">{escape(result["machine"]["device"])} · torch {escape(result["machine"]["torch"])} · '
+        f"{escape(result['machine']['date'])}</p>",
+        _facts(result),
+        "<h2>Curves</h2>",
+        _curves(rows, ema=recipe.ema.decay > 0),
+        "<h2>Classes</h2>",
+        _classes(evaluation, source.classes),
+        "<h2>Pictures it is most wrong about</h2>",
+        _pictures(evaluation, source, worst=True),
+        "<h2>Pictures it is most sure of, rightly</h2>",
+        _pictures(evaluation, source, worst=False),
+        "<h2>Environment</h2>",
+        _table(result["machine"] | {"command": result["command"] or "saccade.engine.train.train(…)"}),
+        "<h2>Recipe</h2>",
+        f"<pre>{escape(to_yaml(recipe))}</pre>",
+    ]
+    page = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{model} on {data}</title><style>{STYLE}</style></head><body>{''.join(sections)}</body></html>\n"
+    )
+    write_text(path, page)
+
+
+def _facts(result: dict[str, Any]) -> str:
+    final, best = result["final"], result["best"]
+    facts = [
+        (f"{final['top1']:.2f} %", f"top-1, {final['count']:,} pictures"),
+        (f"{final['top5']:.2f} %", "top-5"),
+        (f"{final['calibration']:.2f} %", "calibration error"),
+    ]
+    if best:
+        facts.append((f"{best['top1']:.2f} %", f"best top-1, update {int(best['step']):,}"))
+    facts += [
+        (f"{result['minutes']:.1f} min", f"{result['epochs']:g} epochs, {result['updates']:,} updates"),
+        (f"{result['parameters'] / 1e6:.2f} M", "parameters"),
+        (f"{result['multiply_adds'] / 1e6:,.0f} M", f"multiply-adds, {result['image_size']} px"),
+    ]
+    if result["train_images_per_s"]:
+        facts.append((f"{result['train_images_per_s']:,.0f}", "images/s in training"))
+    if result["loader_images_per_s"]:
+        facts.append((f"{result['loader_images_per_s']:,.0f}", "images/s of the loader alone"))
+    if result["memory_gib"]:
+        facts.append((f"{result['memory_gib']:.1f} GiB", "peak GPU memory"))
+    facts.append((f"{result['unreadable']}", "unreadable pictures"))
+    cells = "".join(f'<div class="fact"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in facts)
+    return f'<div class="facts">{cells}</div>'
+
+
+def _curves(rows: Sequence[dict[str, Any]], ema: bool) -> str:
+    def series(name: str, key: str) -> tuple[str, list[float], list[float]]:
+        chosen = _thin([row for row in rows if row.get(key) is not None])
+        return name, [row["epoch"] for row in chosen], [row[key] for row in chosen]
+
+    held = "validation (average)" if ema else "validation"
+    charts = [
+        line_chart("Loss", [series("training", "train_loss"), series(held, "val_loss")], "epoch"),
+        line_chart("Top-1, %", [series("training", "train_top1"), series(held, "val_top1")], "epoch"),
+        line_chart("Learning rate", [series("rate", "lr")], "epoch"),
+        line_chart("Throughput, images/s", [series("training", "images_per_s")], "epoch"),
+    ]
+    note = '<p class="soft">Training loss and accuracy are those of augmented (and mixed) pictures.</p>'
+    return f'<div class="charts">{"".join(f"<div>{chart}</div>" for chart in charts if chart)}</div>{note}'
+
+
+def _thin(rows: list[dict[str, Any]], most: int = 400) -> list[dict[str, Any]]:
+    """Long runs: every n-th row, and the last one."""
+    step = -(-len(rows) // most) or 1
+    return rows[::step] + (rows[-1:] if (len(rows) - 1) % step else [])
+
+
+def _classes(evaluation: Evaluation, classes: list[str]) -> str:
+    known = [(name, share) for name, share in zip(classes, evaluation.per_class, strict=True) if share is not None]
+    ordered = sorted(known, key=lambda entry: entry[1])
+    bars = bar_chart([(name, share, f"{share:.1f} %") for name, share in ordered])
+    right = f'<b>Accuracy of each class, %</b><div class="scroll">{bars}</div>'
+    blocks = []
+    if evaluation.confusion is not None:
+        matrix = evaluation.confusion.tolist()
+        if len(classes) <= FEW:
+            blocks.append(f"<b>Confusion: true class down, prediction across, %</b>{matrix_chart(matrix, classes)}")
+        right += f"<p><b>Most confused</b></p>{_most_confused(matrix, classes)}"
+    return f'<div class="charts">{"".join(f"<div>{block}</div>" for block in [*blocks, right])}</div>'
+
+
+def _most_confused(matrix: list[list[int]], classes: list[str]) -> str:
+    count = len(classes)
+    pairs = ((matrix[i][j], classes[i], classes[j]) for i in range(count) for j in range(count) if i != j)
+    lines = "".join(
+        f"<tr><td>{escape(true)}</td><td>{escape(taken)}</td><td>{times}</td></tr>"
+        for times, true, taken in sorted(pairs, reverse=True)[:SHOWN]
+        if times
+    )
+    return f"<table><tr><th>true</th><th>taken for</th><th>times</th></tr>{lines}</table>"
+
+
+def _pictures(evaluation: Evaluation, source: Source, worst: bool) -> str:
+    right = evaluation.predicted == evaluation.labels
+    order = evaluation.losses.argsort(descending=worst)
+    chosen = [int(i) for i in order if bool(right[i]) != worst][:SHOWN]
+    figures = []
+    for i in chosen:
+        index = int(evaluation.indices[i])
+        label, predicted = source.classes[int(evaluation.labels[i])], source.classes[int(evaluation.predicted[i])]
+        sure = f"{100 * float(evaluation.confidence[i]):.0f} %"
+        text = f"{label}, taken for <b>{escape(predicted)}</b> ({sure})" if worst else f"{escape(label)} ({sure})"
+        picture = _thumbnail(source, index)
+        if picture:
+            name = escape(source.name(index))
+            figures.append(
+                f'<figure><img src="{picture}" alt="{name}" title="{name}"><figcaption>{text}</figcaption></figure>'
+            )
+    return f'<div class="pictures">{"".join(figures)}</div>' if figures else '<p class="soft">None.</p>'
+
+
+def _thumbnail(source: Source, index: int, side: int = 128) -> str:
+    """The picture as a data address: small ones enlarged with their pixels visible, large ones reduced."""
+    try:
+        image = source.read(index)
+    except BadImage:
+        return ""
+    factor = side / max(image.size)
+    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+    image = image.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _table(values: dict[str, Any]) -> str:
+    lines = "".join(f"<tr><th>{escape(str(k))}</th><td>{escape(str(v))}</td></tr>" for k, v in values.items())
+    return f"<table>{lines}</table>"

@@ -1,0 +1,103 @@
+"""What a run leaves for tables: one JSON file that names card, torch, date and command."""
+
+import json
+import os
+import platform
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from saccade.benchmark import count, describe_machine
+from saccade.engine.evaluate import Evaluation
+from saccade.engine.module import Training
+from saccade.engine.recipe import to_dict
+
+
+def describe_run(
+    module: Training, evaluation: Evaluation, best: dict[str, float], command: str, device: torch.device
+) -> dict[str, Any]:
+    """Everything a table, a report or a reader asks of a run."""
+    recipe, clock, sources = module.recipe, module.clock, module.sources
+    size = recipe.data.val_size or module.sizes.size
+    cost = count(module.kept, size)
+    speed = clock.images_per_second(recipe.batch_size)
+    return {
+        "model": recipe.model.name,
+        "task": recipe.task,
+        "data": Path(recipe.data.path).name,
+        "image_size": size,
+        "classes": len(sources.classes),
+        "train_images": len(sources.train),
+        "val_images": len(sources.val),
+        "unreadable": len(sources.bad.found),
+        "parameters": cost.params,
+        "multiply_adds": cost.madds,
+        "final": evaluation.summary(),
+        "best": {key: round(value, 4) for key, value in best.items()},
+        "updates": clock.steps,
+        "epochs": round(clock.steps / (clock.total / recipe.epochs), 2),
+        "minutes": round(clock.elapsed() / 60, 2),
+        "train_images_per_s": speed and round(speed, 1),
+        "loader_images_per_s": loader_speed(module, recipe.trainer.loader_seconds),
+        "memory_gib": peak_memory(device),
+        "command": command,
+        "machine": machine(device),
+        "recipe": to_dict(recipe),
+    }
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    import lightning
+    import timm
+    import torchvision
+
+    import saccade
+
+    versions = {"lightning": lightning.__version__, "timm": timm.__version__, "torchvision": torchvision.__version__}
+    where = str(device) if device.type == "cuda" else "cpu"
+    return describe_machine(where) | versions | {"saccade": saccade.__version__, "system": platform.platform()}
+
+
+def peak_memory(device: torch.device) -> float | None:
+    return round(torch.cuda.max_memory_allocated(device) / 2**30, 2) if device.type == "cuda" else None
+
+
+def loader_speed(module: Training, seconds: float) -> float | None:
+    """Images/s of loading and augmenting as training does it, without a model; on this process alone."""
+    if not seconds:
+        return None
+    device = module.dice.device
+    images, begun, epoch = 0, None, module.recipe.epochs  # an epoch the run has not seen
+    while begun is None or time.monotonic() - begun < seconds:
+        for batch in module.feed.train.epoch(epoch):
+            module.prepare(batch._replace(images=batch.images.to(device), labels=batch.labels.to(device)))
+            if begun is None:  # the first batch waits for the loader's processes to start
+                begun = time.monotonic()
+                continue
+            images += len(batch.labels)
+            if time.monotonic() - begun > seconds:
+                break
+        epoch += 1
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return round(images / (time.monotonic() - begun), 1)
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Whole or not at all."""
+    write_text(path, json.dumps(document, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)

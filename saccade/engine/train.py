@@ -1,0 +1,219 @@
+"""A recipe and a folder -> a trained model, its logs, its report."""
+
+import logging
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch import nn
+
+from saccade.data.loader import EvalLoader, MemoryEvalLoader, seed_all
+from saccade.data.transforms import eval_transform
+from saccade.engine.callbacks import Bar, History, Keeper, Signals, Stopped
+from saccade.engine.clock import Clock
+from saccade.engine.evaluate import Evaluation, evaluate_model
+from saccade.engine.feed import Sources, open_sources
+from saccade.engine.module import Training
+from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
+from saccade.engine.report import write_report
+from saccade.engine.results import describe_run, write_json
+from saccade.engine.sync_norm import SyncNorms
+from saccade.models._card import Card, Preprocess, preprocess_of
+from saccade.tasks.classification import build_classifier
+from saccade.tasks.distillation import load_teacher
+
+# A continued run may not change these: its updates would no longer be the ones that were planned.
+FIXED = ("task", "model.", "epochs", "batch_size", "seed", "data.scenes", "data.val_fraction", "trainer.accumulate")
+
+
+class Run(NamedTuple):
+    """What a run left behind."""
+
+    out: Path
+    result: dict[str, Any]  # as in result.json
+    model: nn.Module  # with the weights that were kept last
+    stopped: str = ""  # the signal that ended it early; continue with resume
+
+
+def train(
+    recipe: Recipe,
+    out: str | Path,
+    resume: bool = False,
+    device: str | None = None,
+    command: str = "",
+    progress: bool = True,
+) -> Run:
+    """Train as `recipe` says into the folder `out`; with `resume`, go on where its last state stands (if any).
+
+    `device` overrides the recipe's accelerator: "cpu", "cuda", "cuda:1". Gives back the run on process 0; the other
+    processes of a distributed run get a `Run` without result.
+    """
+    started = time.monotonic()
+    out = Path(out)
+    state = prepare_folder(out, recipe, resume)
+    model, card, sources, sizes = assemble(recipe)
+    steps = count_updates(recipe, sources)
+    clock = Clock(recipe.epochs * steps, recipe.trainer.max_minutes, started)
+    teacher = None
+    if recipe.distill.teacher:
+        teacher = load_teacher(recipe.distill.teacher, len(card.classes), sizes, **recipe.distill.kwargs)
+    module = Training(model, recipe, sources, sizes, clock, str(out), teacher)
+    if recipe.trainer.compile:
+        model.compile(mode=recipe.trainer.compile_mode)
+    keeper, history = Keeper(out, card, recipe.trainer.save_every), History(out)
+    with quiet_lightning(), Signals(keeper) as signals:
+        callbacks = [keeper, history, signals] + ([Bar()] if progress else [])
+        trainer = Trainer(**trainer_options(recipe, device), callbacks=callbacks)
+        stopped = ""
+        try:
+            trainer.fit(module, ckpt_path=str(state) if state else None)
+        except Stopped as signal:
+            stopped = str(signal)
+        except SIGTERMException:  # Lightning saw the signal first, after a validation; the keeper has saved
+            stopped = "SIGTERM"
+    if not trainer.is_global_zero:
+        return Run(out, {}, model)
+    if stopped:
+        return Run(out, {"stopped": stopped, "step": clock.steps}, module.kept, stopped)
+    evaluation = final_evaluation(module, trainer.strategy.root_device)
+    result = describe_run(module, evaluation, keeper.best, command, trainer.strategy.root_device)
+    write_json(out / "result.json", result)
+    write_report(out / "report.html", result, history.rows, evaluation, sources.val, recipe)
+    return Run(out, result, module.kept)
+
+
+def prepare_folder(out: Path, recipe: Recipe, resume: bool) -> Path | None:
+    """Make the folder and save the resolved recipe in it; gives the state to continue from, if there is one."""
+    state, saved = out / "last.ckpt", out / "recipe.yaml"
+    if state.exists() and not resume:
+        raise RecipeError(f"{out} holds a run already: continue it with --resume, or choose another --out.")
+    if state.exists() and saved.exists():
+        for key, before, now in differences(to_dict(load_recipe(saved)), to_dict(recipe)):
+            if key.startswith(FIXED):
+                raise RecipeError(f"{key} was {before!r} and is now {now!r}: a run cannot continue with another one.")
+            logging.getLogger(__name__).warning("continuing with %s=%r (was %r)", key, now, before)
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        fresh = out / ".recipe.yaml.new"
+        fresh.write_text(to_yaml(recipe))
+        os.replace(fresh, saved)
+    return state if state.exists() else None
+
+
+def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """(key, before, now) of every value that differs."""
+    found = []
+    for key in now:
+        if isinstance(now[key], dict) and isinstance(before.get(key), dict) and key != "kwargs":
+            found += differences(before[key], now[key], f"{prefix}{key}.")
+        elif before.get(key) != now[key]:
+            found.append((f"{prefix}{key}", before.get(key), now[key]))
+    return found
+
+
+def assemble(recipe: Recipe) -> tuple[nn.Module, Card, Sources, Preprocess]:
+    """Model, its card, the data and the input it gets, from the recipe; the same seed gives the same weights."""
+    seed_all(recipe.seed)
+    wanted, regularize = recipe.model, recipe.regularize
+    kwargs = dict(wanted.kwargs)
+    for option, value in (("drop_path_rate", regularize.drop_path), ("drop_rate", regularize.dropout)):
+        if value:
+            kwargs[option] = value
+    with torch.device("meta"):  # only its description is needed to open the data
+        described = preprocess_of(build_classifier(wanted.name, 2, **wanted.kwargs))
+    data = recipe.data
+    sizes = described._replace(
+        size=data.image_size or described.size,
+        crop_pct=data.crop_pct or described.crop_pct,
+        interpolation=data.interpolation,
+    )
+    sources = open_sources(data, sizes.size, recipe.seed)
+    seed_all(recipe.seed)
+    model = build_classifier(wanted.name, len(sources.classes), wanted.checkpoint, wanted.pretrained, **kwargs)
+    if recipe.trainer.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if recipe.trainer.grad_checkpointing:
+        model.set_grad_checkpointing()  # type: ignore[operator]
+    seen = sizes._replace(size=data.val_size or sizes.size)
+    if sources.val_memory is not None:
+        seen = seen._replace(crop_pct=1.0)  # pictures in memory are used whole
+    card = Card(wanted.name, len(sources.classes), dict(wanted.kwargs), sources.classes, seen)
+    return model, card, sources, sizes
+
+
+def count_updates(recipe: Recipe, sources: Sources) -> int:
+    count = len(sources.train) if sources.train_memory is None else len(sources.train_memory.labels)
+    if recipe.batch_size > count:
+        raise RecipeError(f"batch_size {recipe.batch_size} is more than the {count} training pictures: lower it.")
+    return count // recipe.batch_size
+
+
+def trainer_options(recipe: Recipe, device: str | None) -> dict[str, Any]:
+    """The recipe in the words of Lightning's Trainer."""
+    wanted = recipe.trainer
+    accelerator, devices = wanted.accelerator, wanted.devices
+    if device is not None:
+        kind, _, number = device.partition(":")
+        accelerator = {"cuda": "gpu"}.get(kind, kind)
+        if number:
+            devices = [int(number)]
+    options: dict[str, Any] = {
+        "accelerator": accelerator,
+        "devices": devices,
+        "num_nodes": wanted.num_nodes,
+        "strategy": wanted.strategy,
+        "precision": wanted.precision,
+        "max_epochs": -1,  # the clock decides
+        "accumulate_grad_batches": wanted.accumulate,
+        "gradient_clip_val": recipe.optimizer.clip_grad,
+        "deterministic": wanted.deterministic or None,
+        "benchmark": not wanted.deterministic,
+        "use_distributed_sampler": False,
+        "num_sanity_val_steps": 0,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    if wanted.sync_batchnorm:
+        options["plugins"] = [SyncNorms(accelerator)]
+    return options
+
+
+class quiet_lightning:
+    """Lightning's tips and notices on hardware do not help the person who waits; its errors still come through."""
+
+    LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
+
+    def __enter__(self) -> None:
+        self.levels = {name: logging.getLogger(name).level for name in self.LOGGERS}
+        for name in self.LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        self.caught = warnings.catch_warnings()
+        self.caught.__enter__()
+        warnings.filterwarnings("ignore", module=r"lightning\..*")
+        warnings.filterwarnings("ignore", message=r".*(IterableDataset|num_workers|tensorboardX|LeafSpec).*")
+
+    def __exit__(self, *error: Any) -> None:
+        self.caught.__exit__(*error)
+        for name, level in self.levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def final_evaluation(module: Training, device: torch.device) -> Evaluation:
+    """The kept weights on the whole validation set, on one process."""
+    recipe, sources, sizes = module.recipe, module.sources, module.sizes
+    sizes = sizes._replace(size=recipe.data.val_size or sizes.size)
+    share = module.feed.order.batch_size // module.feed.order.parts // module.feed.order.world
+    if sources.val_memory is not None:
+        batches: Any = MemoryEvalLoader(sources.val_memory.to(device), share)
+    else:
+        straight = eval_transform(sizes.size, sizes.crop_pct, recipe.data.interpolation)
+        batches = EvalLoader(sources.val, straight, share, recipe.data.workers)
+    dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(recipe.trainer.precision)
+    return evaluate_model(module.kept, batches, len(sources.classes), sizes, device, dtype)

@@ -1,0 +1,110 @@
+"""What a weights file says about itself: which model with which options, its classes, what pictures it expects.
+
+`save_model` writes it into the safetensors metadata, `open_model` builds the model back from the file alone.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from torch import nn
+
+from saccade.models._build import MEAN, STD, create_model
+from saccade.models._checkpoint import (
+    CheckpointError,
+    identify,
+    load_checkpoint,
+    read_metadata,
+    read_state_dict,
+    save_checkpoint,
+)
+
+
+class Preprocess(NamedTuple):
+    """What a model expects of its pictures."""
+
+    size: int = 224
+    mean: tuple[float, ...] = MEAN
+    std: tuple[float, ...] = STD
+    crop_pct: float = 1.0  # centre crop / resized shorter side
+    interpolation: str = "bicubic"
+
+
+class Card(NamedTuple):
+    """Everything needed to build a model from its file and to read its answers."""
+
+    name: str
+    num_classes: int
+    kwargs: dict[str, Any]  # options of the model
+    classes: list[str]  # names in order; empty if unknown
+    preprocess: Preprocess
+
+
+def preprocess_of(model: nn.Module) -> Preprocess:
+    """From timm's description of a model."""
+    about: Any = getattr(model, "pretrained_cfg", None) or {}
+    return Preprocess(
+        about.get("input_size", (3, 224, 224))[-1],
+        tuple(about.get("mean", MEAN)),
+        tuple(about.get("std", STD)),
+        about.get("crop_pct") or 1.0,
+        about.get("interpolation") or "bicubic",
+    )
+
+
+def save_model(model: nn.Module, path: str | os.PathLike, card: Card, **notes: str) -> None:
+    """Weights and card in one safetensors file, written atomically; `notes` are kept beside the card."""
+    about = {
+        "saccade.model": card.name,
+        "saccade.num_classes": str(card.num_classes),
+        "saccade.kwargs": json.dumps(card.kwargs),
+        "saccade.classes": json.dumps(card.classes),
+        "saccade.preprocess": json.dumps(card.preprocess._asdict()),
+    }
+    save_checkpoint(model, path, about | {f"saccade.{key}": value for key, value in notes.items()})
+
+
+def open_model(path: str | os.PathLike) -> tuple[nn.Module, Card]:
+    """The model of a file, in evaluation mode: saccade's own, an authors' release, or a training run's folder."""
+    path = weights_file(path)
+    card = read_card(path)
+    model = create_model(card.name, num_classes=card.num_classes, **card.kwargs)
+    load_checkpoint(model, path)
+    if card.preprocess == Preprocess():
+        card = card._replace(preprocess=preprocess_of(model))
+    return model.eval(), card
+
+
+def weights_file(path: str | os.PathLike) -> Path:
+    """A run's folder stands for its best weights."""
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    for name in ("best.safetensors", "last.safetensors"):
+        if (path / name).is_file():
+            return path / name
+    raise CheckpointError(f"{path} holds neither best.safetensors nor last.safetensors: give the file.")
+
+
+def read_card(path: str | os.PathLike) -> Card:
+    """From the file's metadata, or from its tensors where it has none."""
+    try:
+        about = read_metadata(path) if Path(path).suffix == ".safetensors" and Path(path).is_file() else {}
+    except SafetensorError:  # a damaged file: reading its tensors says so clearly
+        about = {}
+    if "saccade.model" not in about:
+        name, classes = identify(read_state_dict(path))
+        return Card(name, classes, {}, [], Preprocess())
+    preprocess = json.loads(about.get("saccade.preprocess", "{}"))
+    for key in ("mean", "std"):
+        if key in preprocess:
+            preprocess[key] = tuple(preprocess[key])
+    return Card(
+        about["saccade.model"],
+        int(about.get("saccade.num_classes", 1000)),
+        json.loads(about.get("saccade.kwargs", "{}")),
+        json.loads(about.get("saccade.classes", "[]")),
+        Preprocess(**preprocess),
+    )

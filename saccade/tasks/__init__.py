@@ -1,0 +1,1 @@
+"""What outputs mean: loss, decoding, metric."""

@@ -1,0 +1,71 @@
+"""Classification: a model and its classifier, the loss, and what its logits are worth."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from saccade._extras import require
+from saccade.models._build import create_model
+from saccade.models._checkpoint import CheckpointError, load_checkpoint, read_state_dict
+
+
+def build_classifier(
+    name: str, num_classes: int, checkpoint: str | None = None, pretrained: bool = False, **kwargs: Any
+) -> nn.Module:
+    """A model by name with `num_classes` outputs, perhaps from a checkpoint: another classifier is replaced."""
+    if checkpoint is None:
+        return create_model(name, pretrained, num_classes=num_classes, **kwargs)
+    state_dict = read_state_dict(checkpoint)
+    model = create_model(name, num_classes=num_classes, **kwargs)
+    try:
+        load_checkpoint(model, state_dict)
+    except CheckpointError:
+        classes = classes_of(state_dict, model)
+        if classes in (None, num_classes):
+            raise
+        model = create_model(name, num_classes=classes, **kwargs)
+        load_checkpoint(model, state_dict)
+        model.reset_classifier(num_classes)  # type: ignore[operator]
+    return model
+
+
+def classes_of(state_dict: dict[str, Tensor], model: nn.Module) -> int | None:
+    """How many classes the classifier of a file has."""
+    names = (model.pretrained_cfg["classifier"], "head.fc", "head", "fc", "classifier")  # type: ignore[index]
+    found = [state_dict[f"{name}.weight"] for name in names if f"{name}.weight" in state_dict]
+    return found[0].shape[0] if found else None
+
+
+def classification_loss(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy with class numbers (B,), or with mixed shares of classes (B, K), which carry their smoothing."""
+    return F.cross_entropy(logits.float(), targets, label_smoothing=label_smoothing if targets.ndim == 1 else 0.0)
+
+
+def accuracy_metrics(num_classes: int, sync: bool = True) -> Any:
+    """torchmetrics of logits (B, K) and labels (B,), in shares of 1; with `sync`, over all processes."""
+    tm = require("torchmetrics", "train")
+    common = {"num_classes": num_classes, "validate_args": False, "sync_on_compute": sync}
+    return tm.MetricCollection(
+        {
+            "top1": tm.classification.MulticlassAccuracy(average="micro", **common),
+            "top5": tm.classification.MulticlassAccuracy(average="micro", top_k=min(5, num_classes), **common),
+            "calibration": tm.classification.MulticlassCalibrationError(n_bins=15, **common),
+        },
+        compute_groups=False,
+    )
+
+
+def per_class(labels: Tensor, predicted: Tensor, num_classes: int) -> list[float | None]:
+    """Accuracy of every class in shares of 1; None for a class without pictures."""
+    counts = labels.bincount(minlength=num_classes).tolist()
+    hits = labels[labels == predicted].bincount(minlength=num_classes).tolist()
+    return [hit / count if count else None for hit, count in zip(hits, counts, strict=True)]
+
+
+def freeze_norms(model: nn.Module) -> None:
+    """Norms with running averages keep them: evaluation mode, for fine-tuning (SVIT-44)."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.eval()

@@ -1,0 +1,154 @@
+"""Recipes: typed, flat, and the papers' numbers in them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import saccade
+from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
+
+FILES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+
+def test_changes_are_read_as_the_type_of_their_key():
+    recipe = load_recipe(None, ["optimizer.lr=5e-4", "augment.scale=[0.2, 1]", "epochs=3", "trainer.compile=true"])
+    assert (recipe.optimizer.lr, recipe.augment.scale, recipe.epochs, recipe.trainer.compile) == (
+        5e-4,
+        (0.2, 1.0),
+        3,
+        True,
+    )
+    assert load_recipe(None, ["model.kwargs.layer_scale=1e-5"]).model.kwargs == {"layer_scale": 1e-5}
+    assert load_recipe(None, ["data.cache=off"]).data.cache is False
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("optimiser.lr=1", r"unknown key optimiser\. Did you mean optimizer\?"),
+        ("regularize.drop_pth=1", r"Did you mean regularize\.drop_path\?"),
+        ("lr=1", r"unknown key lr\. Did you mean optimizer\.lr\?"),
+        ("batchsize=1", r"Did you mean batch_size\?"),
+        ("optimizer.learning_rate=1", "Known here: name, lr"),
+        ("optimizer.lr=fast", "optimizer.lr.*float.*fast"),
+        ("epochs=1.5", "epochs.*int"),
+        ("epochs=0", "at least 1"),
+        ("trainer.precision=bf16", "bf16-mixed"),
+        ("schedule=cosine", r"Set schedule\.KEY=VALUE"),
+        ("epochs", "expected key=value"),
+        ("distill.weight=2", "between 0 and 1"),
+        ("ema.decay=1", "between 0 and 1"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_the_right_one(change, words):
+    with pytest.raises(RecipeError, match=words):
+        load_recipe(None, [change])
+
+
+def test_mixing_needs_pairs():
+    with pytest.raises(RecipeError, match="must be even"):
+        load_recipe(None, ["augment.mixup=1", "batch_size=33"])
+
+
+def test_a_file_with_a_mistake_is_named(tmp_path):
+    (tmp_path / "a.yaml").write_text("optimizer: {momentun: 0.9}")
+    with pytest.raises(RecipeError, match=r"Did you mean optimizer\.momentum"):
+        load_recipe(tmp_path / "a.yaml")
+    (tmp_path / "b.yaml").write_text("epochs: [")
+    with pytest.raises(RecipeError, match="not valid YAML"):
+        load_recipe(tmp_path / "b.yaml")
+    (tmp_path / "c.yaml").write_text("just words")
+    with pytest.raises(RecipeError, match="is no recipe"):
+        load_recipe(tmp_path / "c.yaml")
+    with pytest.raises(RecipeError, match="no recipe at"):
+        load_recipe(tmp_path / "d.yaml")
+
+
+def test_a_resolved_recipe_comes_back_unchanged(tmp_path):
+    recipe = load_recipe(None, ["optimizer.kwargs.betas=[0.9, 0.98]", "optimizer.weight_decay=1e-8", "data.path=x"])
+    (tmp_path / "r.yaml").write_text(to_yaml(recipe))
+    assert load_recipe(tmp_path / "r.yaml") == recipe == load_recipe(to_dict(recipe))
+
+
+def test_the_list_is_complete():
+    """Every recipe that the README and the papers speak of; an empty loop below would be green."""
+    papers = {"vt_resnet18_imagenet", "vt_resnet18_imagenet_advanced", "sparseformer_base_imagenet21k",
+              "sparseformer_base_imagenet21k_finetune", "sparseformer_base_more_tokens"}  # fmt: skip
+    papers |= {f"svit_{size}_imagenet{end}" for size in ("small", "base", "large") for end in ("", "_384")}
+    papers |= {f"paca_{size}_imagenet" for size in ("tiny", "small", "base")}
+    papers |= {f"sparseformer_{size}_imagenet" for size in ("tiny", "small", "base")}
+    nano = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
+    small = {f"{model}_{data}" for model in nano for data in ("cifar10", "tiny_imagenet")} | {
+        "vt_resnet18_tiny_imagenet"
+    }
+    assert {path.stem for path in FILES} == papers | small | {"demo"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_recipe_says_what_it_is_and_builds(path):
+    text = path.read_text()
+    for word in ("# source ", "# command ", "# hardware ", "# expected "):
+        assert word in text, f"{path.name} needs a header line {word!r}"
+    assert f"recipes/{path.name}" in text
+    recipe = load_recipe(path)
+    assert recipe.epochs * recipe.batch_size > 0
+    if recipe.model.name not in saccade.list_models():
+        pytest.skip(f"{recipe.model.name} is not registered")
+    regularize = recipe.regularize
+    with torch.device("meta"):
+        model = saccade.create_model(
+            recipe.model.name,
+            num_classes=10,
+            drop_path_rate=regularize.drop_path,
+            drop_rate=regularize.dropout,
+            **recipe.model.kwargs,
+        )
+        assert model.eval()(torch.empty(1, 3, *[recipe.data.image_size] * 2)).shape == (1, 10)
+
+
+# What the papers print, by the ids of their claims; rates are those at the recipe's own batch.
+PRINTED = {
+    "vt_resnet18_imagenet": dict(epochs=90, batch=256, lr=0.1, decay=4e-5, ids="VT-51"),
+    "vt_resnet18_imagenet_advanced": dict(epochs=400, batch=2048, lr=0.16, decay=1e-5, warmup=5, ids="VT-52 VT-53"),
+    "svit_small_imagenet": dict(epochs=300, batch=1024, lr=1e-3, decay=0.05, warmup=5, drop=0.1, ids="SVIT-40 SVIT-42"),
+    "svit_base_imagenet": dict(epochs=300, batch=1024, lr=1e-3, decay=0.05, warmup=5, drop=0.4, ids="SVIT-42"),
+    "svit_large_imagenet": dict(epochs=300, batch=1024, lr=1e-3, decay=0.05, warmup=5, drop=0.6, ids="SVIT-42"),
+    "svit_small_imagenet_384": dict(epochs=30, batch=512, lr=5e-6, decay=1e-8, ids="SVIT-44"),
+    "paca_small_imagenet": dict(epochs=300, batch=1024, lr=1e-3, decay=0.05, warmup=5, ids="PACA-57"),
+    "sparseformer_tiny_imagenet": dict(
+        epochs=300, batch=1024, lr=1e-3, decay=0.05, warmup=20, drop=0.2, ids="SF-49 SF-50"
+    ),
+    "sparseformer_base_imagenet21k": dict(epochs=60, batch=4096, lr=2e-3, decay=0.05, drop=0.1, ids="SF-52"),
+    "sparseformer_base_imagenet21k_finetune": dict(epochs=30, batch=1024, lr=2e-4, decay=1e-8, ids="SF-52"),
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_the_papers_numbers(name):
+    from saccade.engine.optim import learning_rate
+
+    recipe: Recipe = load_recipe(Path(__file__).parents[2] / "recipes" / f"{name}.yaml")
+    printed = PRINTED[name]
+    assert (recipe.epochs, recipe.batch_size) == (printed["epochs"], printed["batch"])
+    assert learning_rate(recipe.optimizer, recipe.batch_size) == pytest.approx(printed["lr"])
+    assert recipe.optimizer.weight_decay == printed["decay"]
+    assert recipe.schedule.warmup_epochs == printed.get("warmup", recipe.schedule.warmup_epochs)
+    assert recipe.regularize.drop_path == printed.get("drop", recipe.regularize.drop_path)
+
+
+def test_the_augmentation_deit_s_followers_share():
+    """SVIT-41, PACA-58, SF-50."""
+    for name in ("svit_small_imagenet", "paca_small_imagenet", "sparseformer_tiny_imagenet"):
+        recipe = load_recipe(Path(__file__).parents[2] / "recipes" / f"{name}.yaml")
+        augment = recipe.augment
+        assert (augment.auto, augment.mixup, augment.cutmix) == ("rand-m9-mstd0.5-inc1", 0.8, 1.0)
+        assert (augment.erase, recipe.regularize.label_smoothing) == (0.25, 0.1)
+
+
+def test_the_advanced_recipe_of_vt():
+    """VT-54 ... VT-57: AutoAugment, stochastic depth 0.1, dropout 0.2, average 0.99985, distillation 0.8 / 0.2."""
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "vt_resnet18_imagenet_advanced.yaml")
+    assert (recipe.augment.auto, recipe.regularize.drop_path, recipe.regularize.dropout) == ("original", 0.1, 0.2)
+    assert (recipe.ema.decay, recipe.distill.weight, recipe.trainer.sync_batchnorm) == (0.99985, 0.8, True)
+    assert recipe.optimizer.name == "rmsproptf"
