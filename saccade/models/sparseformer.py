@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from saccade.layers.attention import SelfAttention
 from saccade.layers.grid import channels_last, check_images
+from saccade.layers.norm import TokenNorm
 from saccade.models._build import build, choose, pretrained_cfg, register
 from saccade.tokens.locate import LocationAttention, locate
 from saccade.tokens.regions import (
@@ -38,8 +39,6 @@ from saccade.tokens.regions import (
 )
 
 __all__ = ["SparseFormer"]
-register_notrace_function(check_images)
-register_notrace_function(channels_last)
 PYRAMID = (4, 8, 16, 32)  # strides of the dense maps
 
 
@@ -49,7 +48,8 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
-class ChannelNorm(nn.Module):
+@register_notrace_module
+class MapNorm(nn.Module):
     """Normalise every pixel over its channels, without scale and shift (SF-32), in the type of the map."""
 
     def __init__(self, eps: float = 1e-5, unbiased: bool = False):
@@ -59,14 +59,17 @@ class ChannelNorm(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, C, H, W); channels-last in memory, so the permutes are views."""
-        channels = features.shape[1]
-        pixels = features.permute(0, 2, 3, 1)
-        if self.unbiased:
-            share = (channels - 1) / channels  # variance divided by n, over variance divided by n - 1
-            pixels = F.layer_norm(pixels, (channels,), eps=self.eps * share) * share**0.5
+        pixels, channels = features.permute(0, 2, 3, 1), features.shape[1]
+        share = (channels - 1) / channels if self.unbiased else 1.0  # variance divided by n, over that by n - 1
+        low = features.dtype == torch.bfloat16 or features.dtype == torch.float16
+        if low and not torch.jit.is_scripting():
+            with torch.autocast(features.device.type, enabled=False):  # which would hand on a float32 copy
+                pixels = F.layer_norm(pixels, (channels,), eps=self.eps * share)
         else:
-            pixels = F.layer_norm(pixels, (channels,), eps=self.eps)
-        return pixels.to(features.dtype).permute(0, 3, 1, 2)
+            pixels = F.layer_norm(pixels, (channels,), eps=self.eps * share)
+        if self.unbiased:
+            pixels = pixels * share**0.5
+        return pixels.permute(0, 3, 1, 2)
 
 
 class EarlyConv(nn.Module):
@@ -103,10 +106,10 @@ class SparseFormerBlock(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, mlp_ratio: float, look: nn.Module | None = None):
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.norm1 = TokenNorm(dim)
         self.attn = SelfAttention(dim, num_heads)
         self.look = look
-        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.norm2 = TokenNorm(dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
 
     def forward(self, tokens: Tensor, regions: Tensor, features: Tensor, drop: float) -> tuple[Tensor, Tensor]:
@@ -156,7 +159,7 @@ class TokenHead(nn.Module):
         choose("global_pool", global_pool, ("avg", ""))
         self.dim = dim
         self.global_pool = global_pool
-        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.norm = TokenNorm(dim)
         self.drop = nn.Dropout(drop)
         self.fc = nn.Linear(dim, num_classes) if num_classes > 0 else nn.Identity()
 
@@ -232,7 +235,7 @@ class SparseFormer(nn.Module):
         last = f"cortex.blocks.{depth - 1}"
         self.feature_info = [{"num_chs": cortex_dim, "reduction": stride, "module": last} for stride in PYRAMID]
         channels = in_chans if image_features == "rgb" else channels
-        norm = ChannelNorm(1e-7, unbiased=True) if training_code else ChannelNorm()
+        norm = MapNorm(1e-7, unbiased=True) if training_code else MapNorm()
         if image_features == "rgb":
             self.stem = nn.Identity()
         else:
@@ -259,7 +262,7 @@ class SparseFormer(nn.Module):
         rates = calculate_drop_path_rates(drop_path_rate, repeats + depth)  # passes count, not blocks (SF-51)
         focus = [SparseFormerBlock(focus_dim, heads, mlp_ratio, look(focus_dim))] if repeats else []
         self.focus = TokenTransformer(focus, rates[:repeats], repeats)
-        self.bridge = nn.Sequential(nn.Linear(focus_dim, cortex_dim), nn.LayerNorm(cortex_dim, eps=1e-6))
+        self.bridge = nn.Sequential(nn.Linear(focus_dim, cortex_dim), TokenNorm(cortex_dim))
         cortex = [
             SparseFormerBlock(cortex_dim, heads, mlp_ratio, None if i else look(cortex_dim)) for i in range(depth)
         ]

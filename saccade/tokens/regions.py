@@ -16,6 +16,7 @@ from timm.layers import drop_path
 from torch import Tensor, nn
 
 from saccade.layers.boxes import adjust, centre_and_size, from_centre
+from saccade.layers.norm import TokenNorm
 from saccade.layers.sampling import clamp_gradient, sample
 from saccade.tokens.trace import RegionTrace
 
@@ -64,7 +65,7 @@ class RegionAdjuster(nn.Module):
 
     def __init__(self, dim: int, axes: int = 2):
         super().__init__()
-        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.norm = TokenNorm(dim)
         self.to_delta = nn.Linear(dim, 2 * axes, bias=False)
         self.init_weights()
 
@@ -89,7 +90,7 @@ class PointPlacer(nn.Module):
         self.axes = axes
         self.scale = scale
         self.eps = eps
-        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.norm = TokenNorm(dim)
         self.to_offset = nn.Linear(dim, points * axes, bias=False)
         self.grid = nn.Parameter(torch.empty(points * axes))
         self.init_weights()
@@ -129,7 +130,7 @@ class AdaptiveDecoder(nn.Module):
         super().__init__()
         self.channels = channels
         self.points = points
-        self.norm = nn.LayerNorm(dim, eps=eps)
+        self.norm = TokenNorm(dim, eps)
         self.to_hidden = nn.Linear(dim, dim // 4)
         self.to_weights = nn.Linear(dim // 4, channels * channels + points * points)
         self.channel_bias = nn.Parameter(torch.zeros(channels))
