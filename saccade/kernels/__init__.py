@@ -1,7 +1,7 @@
 """Fused versions of hot steps, each beside a plain PyTorch twin of the same signature.
 
-Each is written twice over one body: as an operator of torch.library, which compilers and exporters trace, and as a
-plain autograd function for eager runs, where the operator's checks would cost more than many a kernel does.
+In eager runs they are plain autograd functions; those that have proven themselves in compiled training are operators
+of torch.library too, over the same body, which compilers and exporters trace.
 
 A kernel is taken on a CUDA device when Triton is there and the tensors suit it; everywhere else its twin runs.
 `saccade.kernels.enabled(False)` as a context keeps to the twins, which is how they are compared.
@@ -15,6 +15,7 @@ from torch import Tensor
 
 try:
     import triton  # noqa: F401
+    from torch._library.triton import set_wrap_triton_enabled
 
     HAS_TRITON = True
 except ImportError:  # CPU-only installs have none
@@ -40,3 +41,8 @@ def suits(*tensors: Tensor) -> bool:
     return usable and all(
         tensor.is_cuda and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16) for tensor in tensors
     )
+
+
+def launched_directly():
+    """A context in which `wrap_triton` is no wrapper: outside a compiler its bookkeeping costs half a millisecond."""
+    return set_wrap_triton_enabled(False)

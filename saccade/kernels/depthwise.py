@@ -17,15 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON, suits
+from saccade.kernels import HAS_TRITON, launched_directly, suits
 
 ACTS = {"": 0, "pre": 1, "post": 2}
 
 
 def depthwise(features: Tensor, weight: Tensor, bias: Tensor | None, act: str = "", shortcut: bool = True) -> Tensor:
     """features (B, C, H, W), weight (C, 1, 3, 3), bias (C) -> (B, C, H, W), channels-last in memory."""
-    if bias is not None and suits(features) and features.is_contiguous(memory_format=torch.channels_last):
-        fused = _op if torch.compiler.is_compiling() else _Depthwise.apply
+    compiling = torch.compiler.is_compiling()
+    trusted = not compiling or act == "post"  # what compiled training has been checked with, see bench/NOTES.md
+    layout = features.is_contiguous(memory_format=torch.channels_last)
+    if bias is not None and trusted and layout and suits(features):
+        fused = _op if compiling else _Depthwise.apply
         return fused(features.permute(0, 2, 3, 1), weight, bias, ACTS[act], shortcut).permute(0, 3, 1, 2)
     return depthwise_twin(features, weight, bias, act, shortcut)
 
@@ -214,11 +217,13 @@ if HAS_TRITON:
         @staticmethod
         def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
             _save(ctx, (x, weight, bias, act, shortcut), None)
-            return _forward(x, weight, bias, act, shortcut)
+            with launched_directly():
+                return _forward(x, weight, bias, act, shortcut)
 
         @staticmethod
         def backward(ctx, g: Tensor):
-            return _backward(ctx, g, _gradients)
+            with launched_directly():
+                return _backward(ctx, g, _gradients)
 
     _op = triton_op("saccade::depthwise", _forward, mutates_args={})
     _gradients_op = triton_op("saccade::depthwise_backward", _gradients, mutates_args={})

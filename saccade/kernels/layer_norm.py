@@ -8,7 +8,7 @@ cast beforehand. Backward computes the gradient of the input and partial sums fo
 import torch
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON
+from saccade.kernels import HAS_TRITON, launched_directly
 
 PROGRAMS = 528  # of the backward pass: four for every multiprocessor of an H200, each walking over many rows
 
@@ -97,13 +97,15 @@ if HAS_TRITON:
     class _LayerNorm(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-            output = _forward(x, weight, bias, eps)
+            with launched_directly():
+                output = _forward(x, weight, bias, eps)
             _save(ctx, (x, weight, bias, eps), output)
             return output
 
         @staticmethod
         def backward(ctx, g: Tensor, *_):
-            return _backward(ctx, g, gradients=_gradients)
+            with launched_directly():
+                return _backward(ctx, g, gradients=_gradients)
 
     _op = triton_op("saccade::layer_norm", _forward, mutates_args={})
     _gradients_op = triton_op("saccade::layer_norm_backward", _gradients, mutates_args={})

@@ -6,6 +6,8 @@ that never leave the chip. What a cell sends to its nine neighbours is written o
 
 Forward: the map is read twice (means; association and grouping) and written once (the way back). Backward, with the
 association a constant: grouping and putting back are each other's gradients, so no further kernel is needed.
+
+Eager runs only: under a compiler the twins are taken (bench/NOTES.md says why).
 """
 
 import torch
@@ -16,7 +18,6 @@ from saccade.kernels import HAS_TRITON
 if HAS_TRITON:
     import triton
     import triton.language as tl
-    from torch.library import triton_op, wrap_triton
 
     @triton.jit
     def _place(rows, columns, cell, height, width, P: tl.constexpr):
@@ -137,21 +138,17 @@ if HAS_TRITON:
         blocks, cells = _blocks(cell, channels, x.dtype), (batch, rows, columns)
         grid = (batch * rows * columns,)
         means = torch.empty(*cells, channels, dtype=x.dtype, device=x.device)
-        wrap_triton(_mean_kernel)[grid](
-            x, means, height, width, channels, rows, columns, cell, P=blocks["P"], C=blocks["C"]
-        )
+        _mean_kernel[grid](x, means, height, width, channels, rows, columns, cell, P=blocks["P"], C=blocks["C"])
         association = torch.empty(*cells, 9, cell * cell, dtype=x.dtype, device=x.device)
         sent = torch.empty(*cells, 9, channels, dtype=torch.float32, device=x.device)
         weights = torch.empty(*cells, 9, dtype=torch.float32, device=x.device)
-        wrap_triton(_group_kernel)[grid](
+        _group_kernel[grid](
             x, means, association, sent, weights, height, width, channels, rows, columns, cell, channels**-0.5,
             KNOWN=False, **blocks,
         )  # fmt: skip
         tokens = torch.empty_like(means)
         weight = torch.empty(cells, dtype=torch.float32, device=x.device)
-        wrap_triton(_collect_kernel)[grid](
-            sent, weights, tokens, weight, channels, rows, columns, eps, MEAN=True, C=blocks["C"]
-        )
+        _collect_kernel[grid](sent, weights, tokens, weight, channels, rows, columns, eps, MEAN=True, C=blocks["C"])
         return tokens, association, weight
 
     def _collect(x: Tensor, association: Tensor, cell: int) -> Tensor:
@@ -159,28 +156,22 @@ if HAS_TRITON:
         batch, height, width, channels, rows, columns = _sizes(x, cell)
         blocks, grid = _blocks(cell, channels, x.dtype), (batch * rows * columns,)
         sent = torch.empty(batch, rows, columns, 9, channels, dtype=torch.float32, device=x.device)
-        wrap_triton(_group_kernel)[grid](
+        _group_kernel[grid](
             x, x, association, sent, sent, height, width, channels, rows, columns, cell, 1.0, KNOWN=True, **blocks
         )
         total = torch.empty(batch, rows, columns, channels, dtype=x.dtype, device=x.device)
-        wrap_triton(_collect_kernel)[grid](
-            sent, sent, total, sent, channels, rows, columns, 0.0, MEAN=False, C=blocks["C"]
-        )
+        _collect_kernel[grid](sent, sent, total, sent, channels, rows, columns, 0.0, MEAN=False, C=blocks["C"])
         return total
 
     def _spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: int) -> Tensor:
         """tokens (B, rows, columns, C), association -> map (B, H, W, C)."""
         batch, rows, columns, channels = tokens.shape
         y = torch.empty(batch, height, width, channels, dtype=tokens.dtype, device=tokens.device)
-        wrap_triton(_spread_kernel)[(batch * rows * columns,)](
+        _spread_kernel[(batch * rows * columns,)](
             tokens, association, y, height, width, channels, rows, columns, cell,
             **_blocks(cell, channels, tokens.dtype),
         )  # fmt: skip
         return y
-
-    _group_op = triton_op("saccade::group_super_tokens", _group, mutates_args={})
-    _collect_op = triton_op("saccade::collect_super_tokens", _collect, mutates_args={})
-    _spread_op = triton_op("saccade::spread_super_tokens", _spread, mutates_args={})
 
     def _save_group(ctx, inputs, output) -> None:
         x, ctx.cell, ctx.eps = inputs
@@ -189,7 +180,7 @@ if HAS_TRITON:
         ctx.save_for_backward(association, weight)
         ctx.mark_non_differentiable(association, weight)
 
-    def _group_backward(ctx, g_tokens: Tensor, *_, back=_spread_op):
+    def _group_backward(ctx, g_tokens: Tensor, *_, back):
         association, weight = ctx.saved_tensors
         scaled = (g_tokens / (weight + ctx.eps).unsqueeze(3)).to(association.dtype).contiguous()
         return back(scaled, association, ctx.cell, *ctx.size), None, None
@@ -198,12 +189,9 @@ if HAS_TRITON:
         _, association, ctx.cell, _, _ = inputs
         ctx.save_for_backward(association)
 
-    def _spread_backward(ctx, g: Tensor, back=_collect_op):
+    def _spread_backward(ctx, g: Tensor, back):
         (association,) = ctx.saved_tensors
         return back(g.contiguous(), association, ctx.cell), None, None, None, None
-
-    _group_op.register_autograd(_group_backward, setup_context=_save_group)
-    _spread_op.register_autograd(_spread_backward, setup_context=_save_spread)
 
     class _Group(torch.autograd.Function):
         @staticmethod
@@ -229,12 +217,10 @@ if HAS_TRITON:
 
 def group(x: Tensor, cell: int, eps: float) -> tuple[Tensor, Tensor]:
     """x (B, H, W, C) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P)."""
-    fused = _group_op if torch.compiler.is_compiling() else _Group.apply
-    tokens, association, _ = fused(x, cell, eps)
+    tokens, association, _ = _Group.apply(x, cell, eps)
     return tokens, association
 
 
 def spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: int) -> Tensor:
     """tokens (B, rows, columns, C), association (B, rows, columns, 9, P) -> map (B, H, W, C)."""
-    fused = _spread_op if torch.compiler.is_compiling() else _Spread.apply
-    return fused(tokens, association, cell, height, width)
+    return _Spread.apply(tokens, association, cell, height, width)
