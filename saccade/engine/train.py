@@ -23,7 +23,7 @@ from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_
 from saccade.engine.report import write_report
 from saccade.engine.results import describe_run, write_json
 from saccade.engine.sync_norm import SyncNorms
-from saccade.models._card import Card, Preprocess, preprocess_of
+from saccade.models._card import Card, Preprocess, open_model, preprocess_of
 from saccade.tasks.classification import build_classifier
 from saccade.tasks.distillation import load_teacher
 
@@ -80,11 +80,12 @@ def train(
         return Run(out, {}, model)
     if stopped:
         return Run(out, {"stopped": stopped, "step": clock.steps}, module.kept, stopped)
-    evaluation = final_evaluation(module, trainer.strategy.root_device)
-    result = describe_run(module, evaluation, keeper.best, command, trainer.strategy.root_device)
+    final, device_used = open_model(out / "last.safetensors")[0], trainer.strategy.root_device
+    evaluation = final_evaluation(final, module, device_used)
+    result = describe_run(final, module, evaluation, keeper.best, command, device_used)
     write_json(out / "result.json", result)
     write_report(out / "report.html", result, history.rows, evaluation, sources.val, recipe)
-    return Run(out, result, module.kept)
+    return Run(out, result, final)
 
 
 def prepare_folder(out: Path, recipe: Recipe, resume: bool) -> Path | None:
@@ -205,8 +206,8 @@ class quiet_lightning:
             logging.getLogger(name).setLevel(level)
 
 
-def final_evaluation(module: Training, device: torch.device) -> Evaluation:
-    """The kept weights on the whole validation set, on one process."""
+def final_evaluation(model: nn.Module, module: Training, device: torch.device) -> Evaluation:
+    """The weights that were written last, on the whole validation set, on one process."""
     recipe, sources, sizes = module.recipe, module.sources, module.sizes
     sizes = sizes._replace(size=recipe.data.val_size or sizes.size)
     share = module.feed.order.batch_size // module.feed.order.parts // module.feed.order.world
@@ -216,4 +217,4 @@ def final_evaluation(module: Training, device: torch.device) -> Evaluation:
         straight = eval_transform(sizes.size, sizes.crop_pct, recipe.data.interpolation)
         batches = EvalLoader(sources.val, straight, share, recipe.data.workers)
     dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(recipe.trainer.precision)
-    return evaluate_model(module.kept, batches, len(sources.classes), sizes, device, dtype)
+    return evaluate_model(model, batches, len(sources.classes), sizes, device, dtype)
