@@ -125,8 +125,13 @@ def assemble(recipe: Recipe) -> tuple[nn.Module, Card, Sources, Preprocess]:
     for option, value in (("drop_path_rate", regularize.drop_path), ("drop_rate", regularize.dropout)):
         if value:
             kwargs[option] = value
-    with torch.device("meta"):  # only its description is needed to open the data
-        described = preprocess_of(build_classifier(wanted.name, 2, **wanted.kwargs))
+    if wanted.checkpoint and not Path(wanted.checkpoint).is_file():
+        raise RecipeError(f"model.checkpoint: no such checkpoint: {wanted.checkpoint}")
+    try:
+        with torch.device("meta"):  # only its description is needed to open the data
+            described = preprocess_of(build_classifier(wanted.name, 2, **kwargs))
+    except TypeError as error:
+        raise RecipeError(f"{wanted.name} cannot be built with {kwargs}: {error}") from error
     data = recipe.data
     sizes = described._replace(
         size=data.image_size or described.size,
