@@ -51,7 +51,7 @@ class Keeper(Callback):
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if trainer.sanity_checking:
             return
-        pl_module.check_finite()
+        pl_module.check_weights()
         found = {"step": pl_module.clock.steps, **pl_module.validation}
         better = not self.best or found["top1"] > self.best["top1"]
         if better:
@@ -65,7 +65,7 @@ class Keeper(Callback):
 
     def save(self, trainer: Any, module: Training) -> None:
         """The state first under another name, then in place: a crash leaves the old one whole."""
-        module.check_finite()
+        module.check_weights()
         fresh = self.out / ".last.ckpt.new"
         trainer.save_checkpoint(fresh)
         if trainer.is_global_zero:

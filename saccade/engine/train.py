@@ -21,7 +21,7 @@ from saccade.engine.feed import Sources, open_sources
 from saccade.engine.module import Training
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
 from saccade.engine.report import write_report
-from saccade.engine.results import describe_run, write_json
+from saccade.engine.results import describe_run, write_json, write_text
 from saccade.engine.sync_norm import SyncNorms
 from saccade.models._card import Card, Preprocess, open_model, preprocess_of
 from saccade.tasks.classification import build_classifier
@@ -99,10 +99,7 @@ def prepare_folder(out: Path, recipe: Recipe, resume: bool) -> Path | None:
                 raise RecipeError(f"{key} was {before!r} and is now {now!r}: a run cannot continue with another one.")
             logging.getLogger(__name__).warning("continuing with %s=%r (was %r)", key, now, before)
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        out.mkdir(parents=True, exist_ok=True)
-        fresh = out / ".recipe.yaml.new"
-        fresh.write_text(to_yaml(recipe))
-        os.replace(fresh, saved)
+        write_text(saved, to_yaml(recipe))
     return state if state.exists() else None
 
 
