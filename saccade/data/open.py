@@ -39,7 +39,7 @@ def open_train_and_val(
         train, held = hold_out(train, val_fraction, seed)
     if held.classes != train.classes:
         held = _renumber(held, train.classes)
-    check_labels(held, "validation", every_class=False)
+    check_labels(held, "validation")
     return train, held
 
 

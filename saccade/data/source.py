@@ -1,10 +1,13 @@
 """A source: labelled pictures that can be counted, named and read one by one, wherever they lie."""
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from PIL import Image
+
+_logger = logging.getLogger(__name__)
 
 
 class DataError(ValueError):
@@ -64,16 +67,11 @@ def hold_out(source: Source, fraction: float, seed: int = 0) -> tuple[Subset, Su
     return Subset(source, np.flatnonzero(~chosen)), Subset(source, np.flatnonzero(chosen))
 
 
-def check_labels(source: Source, role: str = "training", every_class: bool = True) -> None:
+def check_labels(source: Source, role: str = "training") -> None:
     """Find, before the first step, what would otherwise fail or mislead in the middle of the night."""
-    count, classes = len(source), source.classes
-    if not count:
+    classes = source.classes
+    if not len(source):
         raise DataError(f"the {role} set is empty.")
-    if len(classes) < 2:
-        raise DataError(
-            f"the {role} set has one class only ({classes[0]!r}): there is nothing to tell apart. "
-            "Expected one sub-folder or label for each of at least two classes."
-        )
     wrong = np.flatnonzero((source.labels < 0) | (source.labels >= len(classes)))
     if len(wrong):
         label = int(source.labels[wrong[0]])
@@ -82,11 +80,14 @@ def check_labels(source: Source, role: str = "training", every_class: bool = Tru
             f"{len(wrong)} labels of the {role} set are out of range: {source.name(int(wrong[0]))} has {label}, "
             f"expected 0 to {len(classes) - 1}.{hint}"
         )
-    if every_class:
-        empty = np.flatnonzero(np.bincount(source.labels, minlength=len(classes)) == 0)
-        if len(empty):
-            names = ", ".join(repr(classes[i]) for i in empty[:5]) + (", …" if len(empty) > 5 else "")
-            raise DataError(
-                f"{len(empty)} of {len(classes)} classes have no pictures in the {role} set: {names}. "
-                "Add pictures or remove the class."
-            )
+    if role != "training":
+        return
+    counts = np.bincount(source.labels, minlength=len(classes))
+    if (counts > 0).sum() < 2:
+        raise DataError(
+            f"the {role} set has one class only ({classes[int(counts.argmax())]!r}): there is nothing to tell apart. "
+            "Expected a sub-folder or a label for each of at least two classes."
+        )
+    if empty := [name for name, count in zip(classes, counts, strict=True) if not count]:
+        names = ", ".join(repr(name) for name in empty[:5]) + (", …" if len(empty) > 5 else "")
+        _logger.warning("%d of %d classes have no pictures to train on: %s", len(empty), len(classes), names)

@@ -51,13 +51,12 @@ class Keeper(Callback):
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if trainer.sanity_checking:
             return
-        pl_module.check_finite()
+        pl_module.check_weights()
         found = {"step": pl_module.clock.steps, **pl_module.validation}
         better = not self.best or found["top1"] > self.best["top1"]
         if better:
             self.best = found
-        if better and trainer.is_global_zero:
-            save_model(pl_module.kept, self.out / "best.safetensors", self.card, step=str(found["step"]))
+            self.save_weights(trainer, pl_module, "best.safetensors")
         self.save(trainer, pl_module)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -66,13 +65,21 @@ class Keeper(Callback):
 
     def save(self, trainer: Any, module: Training) -> None:
         """The state first under another name, then in place: a crash leaves the old one whole."""
-        module.check_finite()
+        module.check_weights()
         fresh = self.out / ".last.ckpt.new"
         trainer.save_checkpoint(fresh)
         if trainer.is_global_zero:
             os.replace(fresh, self.out / "last.ckpt")
-            save_model(module.kept, self.out / "last.safetensors", self.card, step=str(module.clock.steps))
+        self.save_weights(trainer, module, "last.safetensors")
         self.saved = time.monotonic()
+
+    def save_weights(self, trainer: Any, module: Training, name: str) -> None:
+        """Of the whole model, gathered from all processes where each holds only a part."""
+        prefix = "model." if module.ema is None else "ema.module."
+        found = trainer.strategy.lightning_module_state_dict()
+        if trainer.is_global_zero:
+            weights = {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
+            save_model(module.kept, self.out / name, self.card, weights, step=str(module.clock.steps))
 
 
 class History(Callback):

@@ -19,6 +19,7 @@ class Clock:
         self.steps, self.share = 0, 0.0
         self.started = time.monotonic() if now is None else now
         self.earlier = 0.0  # seconds spent before a resume
+        self.agreed: bool | None = None  # with several processes: whether the time is over, as the first one says
         self._warm: tuple[float, int] | None = None  # when this process was warm, and its updates by then
         self._here = 0  # updates of this process
         self._last: float | None = None
@@ -28,7 +29,17 @@ class Clock:
         return self.earlier + (time.monotonic() if now is None else now) - self.started
 
     def expired(self, now: float | None = None) -> bool:
+        if self.agreed is not None:
+            return self.agreed
         return self.limit is not None and self.elapsed(now) >= self.limit
+
+    def opinion(self) -> tuple[float, bool]:
+        """How far this process thinks the run is, and whether its time is over."""
+        return self.share, self.limit is not None and self.elapsed() >= self.limit
+
+    def agree(self, opinion: tuple[float, bool]) -> None:
+        """Take over the opinion of the process whose watch counts."""
+        self.share, self.agreed = opinion
 
     def done(self, now: float | None = None) -> bool:
         return self.steps >= self.total or self.expired(now)

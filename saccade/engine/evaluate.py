@@ -117,7 +117,7 @@ def evaluate_checkpoint(
     source = open_split(data, split, card.classes or None, size=sizes.size, **options)
     if len(source.classes) != card.num_classes:
         raise DataError(f"the model tells {card.num_classes} classes apart, the data has {len(source.classes)}.")
-    check_labels(source, "evaluation", every_class=False)
+    check_labels(source, "evaluation")
     straight = eval_transform(sizes.size, sizes.crop_pct, sizes.interpolation)
     batches = EvalLoader(source, straight, batch_size, workers, pin=device.startswith("cuda"))
     bad = BadPictures(max_bad)

@@ -99,7 +99,14 @@ class Feed:
     """The loaders of one process."""
 
     def __init__(
-        self, recipe: Recipe, sources: Sources, rank: int, world: int, device: torch.device, sizes: Preprocess
+        self,
+        recipe: Recipe,
+        sources: Sources,
+        sizes: Preprocess,
+        device: torch.device,
+        rank: int = 0,
+        world: int = 1,
+        here: int = 1,  # processes on this machine, which share its cores
     ):
         data, parts = recipe.data, recipe.trainer.accumulate
         self.sources = sources
@@ -107,7 +114,7 @@ class Feed:
         count = len(sources.train) if memory is None else len(memory.labels)
         self.order = Order(count, recipe.batch_size, recipe.seed, rank, world, parts, recipe.augment.repeats)
         share = recipe.batch_size // parts // world
-        workers = data.workers if data.workers is not None else min(16, max(0, usable_cores() // world - 1))
+        workers = data.workers if data.workers is not None else min(16, max(0, usable_cores() // here - 1))
         pin = device.type == "cuda"
         if memory is not None and held is not None:
             memory, held = memory.to(device), held.to(device)

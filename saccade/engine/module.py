@@ -87,7 +87,8 @@ class Training(LightningModule):
             return
         trainer = self.trainer
         device = trainer.strategy.root_device
-        self.feed = Feed(self.recipe, self.sources, trainer.global_rank, trainer.world_size, device, self.sizes)
+        here = max(1, trainer.world_size // trainer.num_nodes)
+        self.feed = Feed(self.recipe, self.sources, self.sizes, device, trainer.global_rank, trainer.world_size, here)
         self.dice = torch.Generator(device)
         if self.hidden["teacher"] is not None:
             self.hidden["teacher"].to(device)
@@ -101,6 +102,7 @@ class Training(LightningModule):
             self.schedule.step_update(self.clock.position)  # type: ignore[arg-type]
         self.sources.bad.add(batch.bad)
         self.throw_dice()
+        self.tell_loss_scale()
         images, targets = self.prepare(batch)
         logits = self.model(images)
         loss = self.loss(logits, targets, images)
@@ -111,6 +113,8 @@ class Training(LightningModule):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
         self.clock.tick()
+        if self.clock.limit and self.trainer.world_size > 1:  # one watch for all: rates and the end must agree
+            self.clock.agree(self.trainer.strategy.broadcast(self.clock.opinion()))
         if self.ema is not None:
             self.ema.update(self.model, step=self.clock.steps)
 
@@ -166,6 +170,12 @@ class Training(LightningModule):
         seed_all(seed)
         self.dice.manual_seed(seed)
 
+    def tell_loss_scale(self) -> None:
+        """float16 scales its loss; a model that bounds gradients inside must know by how much (SF-12)."""
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        if scaler is not None and hasattr(self.model, "set_loss_scale"):
+            self.model.set_loss_scale(scaler.get_scale())  # type: ignore[operator]
+
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """uint8 pictures -> augmented, normalised pictures (B, 3, S, S) and targets (B,) or (B, K)."""
         augment = self.recipe.augment
@@ -208,8 +218,17 @@ class Training(LightningModule):
         if self.device.type == "cpu" or len(self.recent) >= self.recipe.trainer.log_every:
             self.check_finite()
 
+    def check_weights(self) -> None:
+        """Before they are saved: a step can ruin them although its own loss was finite."""
+        self.check_finite()
+        if not bool(torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()]).all()):
+            raise NonFiniteLoss(
+                f"the weights are no longer finite after update {self.clock.steps}; "
+                f"the state in {self.out}/last.ckpt is older and good."
+            )
+
     def check_finite(self) -> None:
-        """Look at the losses not yet looked at; called before anything is saved."""
+        """Look at the losses not yet looked at."""
         recent, self.recent = self.recent, []
         if not recent or bool(torch.isfinite(torch.stack([loss for _, loss, _ in recent])).all()):
             return

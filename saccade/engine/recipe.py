@@ -170,6 +170,8 @@ class Recipe:
         _expect(0 <= self.distill.weight <= 1, f"distill.weight lies between 0 and 1, got {self.distill.weight}")
         _expect(0 <= self.ema.decay < 1, f"ema.decay lies between 0 and 1, got {self.ema.decay}")
         _expect(self.trainer.accumulate >= 1, "trainer.accumulate must be at least 1")
+        sharded = self.trainer.strategy.startswith(("fsdp", "deepspeed", "model_parallel"))
+        _expect(not (sharded and self.ema.decay), "an average of the weights (ema.decay) needs whole weights: use ddp")
         mixes = self.augment.mixup > 0 or self.augment.cutmix > 0
         _expect(not (mixes and self.batch_size % 2), "mixup and cutmix pair pictures: batch_size must be even")
 

@@ -5,10 +5,12 @@ import os
 import platform
 import tempfile
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from saccade.benchmark import count, describe_machine
 from saccade.engine.evaluate import Evaluation
@@ -17,12 +19,17 @@ from saccade.engine.recipe import to_dict
 
 
 def describe_run(
-    module: Training, evaluation: Evaluation, best: dict[str, float], command: str, device: torch.device
+    model: nn.Module,
+    module: Training,
+    evaluation: Evaluation,
+    best: dict[str, float],
+    command: str,
+    device: torch.device,
 ) -> dict[str, Any]:
     """Everything a table, a report or a reader asks of a run."""
     recipe, clock, sources = module.recipe, module.clock, module.sources
     size = recipe.data.val_size or module.sizes.size
-    cost = count(module.kept, size)
+    cost = count(model, size)
     speed = clock.images_per_second(recipe.batch_size)
     return {
         "model": recipe.model.name,
@@ -50,15 +57,14 @@ def describe_run(
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    import lightning
-    import timm
-    import torchvision
-
-    import saccade
-
-    versions = {"lightning": lightning.__version__, "timm": timm.__version__, "torchvision": torchvision.__version__}
+    versions = {}
+    for name in ("saccade", "timm", "torchvision", "lightning"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:  # a source tree that was never installed
+            versions[name] = "unknown"
     where = str(device) if device.type == "cuda" else "cpu"
-    return describe_machine(where) | versions | {"saccade": saccade.__version__, "system": platform.platform()}
+    return describe_machine(where) | versions | {"system": platform.platform()}
 
 
 def peak_memory(device: torch.device) -> float | None:

@@ -21,9 +21,9 @@ from saccade.engine.feed import Sources, open_sources
 from saccade.engine.module import Training
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
 from saccade.engine.report import write_report
-from saccade.engine.results import describe_run, write_json
+from saccade.engine.results import describe_run, write_json, write_text
 from saccade.engine.sync_norm import SyncNorms
-from saccade.models._card import Card, Preprocess, preprocess_of
+from saccade.models._card import Card, Preprocess, open_model, preprocess_of
 from saccade.tasks.classification import build_classifier
 from saccade.tasks.distillation import load_teacher
 
@@ -80,11 +80,12 @@ def train(
         return Run(out, {}, model)
     if stopped:
         return Run(out, {"stopped": stopped, "step": clock.steps}, module.kept, stopped)
-    evaluation = final_evaluation(module, trainer.strategy.root_device)
-    result = describe_run(module, evaluation, keeper.best, command, trainer.strategy.root_device)
+    final, device_used = open_model(out / "last.safetensors")[0], trainer.strategy.root_device
+    evaluation = final_evaluation(final, module, device_used)
+    result = describe_run(final, module, evaluation, keeper.best, command, device_used)
     write_json(out / "result.json", result)
     write_report(out / "report.html", result, history.rows, evaluation, sources.val, recipe)
-    return Run(out, result, module.kept)
+    return Run(out, result, final)
 
 
 def prepare_folder(out: Path, recipe: Recipe, resume: bool) -> Path | None:
@@ -98,10 +99,7 @@ def prepare_folder(out: Path, recipe: Recipe, resume: bool) -> Path | None:
                 raise RecipeError(f"{key} was {before!r} and is now {now!r}: a run cannot continue with another one.")
             logging.getLogger(__name__).warning("continuing with %s=%r (was %r)", key, now, before)
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        out.mkdir(parents=True, exist_ok=True)
-        fresh = out / ".recipe.yaml.new"
-        fresh.write_text(to_yaml(recipe))
-        os.replace(fresh, saved)
+        write_text(saved, to_yaml(recipe))
     return state if state.exists() else None
 
 
@@ -124,8 +122,13 @@ def assemble(recipe: Recipe) -> tuple[nn.Module, Card, Sources, Preprocess]:
     for option, value in (("drop_path_rate", regularize.drop_path), ("drop_rate", regularize.dropout)):
         if value:
             kwargs[option] = value
-    with torch.device("meta"):  # only its description is needed to open the data
-        described = preprocess_of(build_classifier(wanted.name, 2, **wanted.kwargs))
+    if wanted.checkpoint and not Path(wanted.checkpoint).is_file():
+        raise RecipeError(f"model.checkpoint: no such checkpoint: {wanted.checkpoint}")
+    try:
+        with torch.device("meta"):  # only its description is needed to open the data
+            described = preprocess_of(build_classifier(wanted.name, 2, **kwargs))
+    except TypeError as error:
+        raise RecipeError(f"{wanted.name} cannot be built with {kwargs}: {error}") from error
     data = recipe.data
     sizes = described._replace(
         size=data.image_size or described.size,
@@ -205,8 +208,8 @@ class quiet_lightning:
             logging.getLogger(name).setLevel(level)
 
 
-def final_evaluation(module: Training, device: torch.device) -> Evaluation:
-    """The kept weights on the whole validation set, on one process."""
+def final_evaluation(model: nn.Module, module: Training, device: torch.device) -> Evaluation:
+    """The weights that were written last, on the whole validation set, on one process."""
     recipe, sources, sizes = module.recipe, module.sources, module.sizes
     sizes = sizes._replace(size=recipe.data.val_size or sizes.size)
     share = module.feed.order.batch_size // module.feed.order.parts // module.feed.order.world
@@ -216,4 +219,4 @@ def final_evaluation(module: Training, device: torch.device) -> Evaluation:
         straight = eval_transform(sizes.size, sizes.crop_pct, recipe.data.interpolation)
         batches = EvalLoader(sources.val, straight, share, recipe.data.workers)
     dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(recipe.trainer.precision)
-    return evaluate_model(module.kept, batches, len(sources.classes), sizes, device, dtype)
+    return evaluate_model(model, batches, len(sources.classes), sizes, device, dtype)

@@ -5,11 +5,12 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from saccade.models._build import MEAN, STD, create_model
 from saccade.models._checkpoint import (
@@ -54,7 +55,13 @@ def preprocess_of(model: nn.Module) -> Preprocess:
     )
 
 
-def save_model(model: nn.Module, path: str | os.PathLike, card: Card, **notes: str) -> None:
+def save_model(
+    model: nn.Module,
+    path: str | os.PathLike,
+    card: Card,
+    state_dict: Mapping[str, Tensor] | None = None,
+    **notes: str,
+) -> None:
     """Weights and card in one safetensors file, written atomically; `notes` are kept beside the card."""
     about = {
         "saccade.model": card.name,
@@ -63,7 +70,7 @@ def save_model(model: nn.Module, path: str | os.PathLike, card: Card, **notes: s
         "saccade.classes": json.dumps(card.classes),
         "saccade.preprocess": json.dumps(card.preprocess._asdict()),
     }
-    save_checkpoint(model, path, about | {f"saccade.{key}": value for key, value in notes.items()})
+    save_checkpoint(model, path, about | {f"saccade.{key}": value for key, value in notes.items()}, state_dict)
 
 
 def open_model(path: str | os.PathLike) -> tuple[nn.Module, Card]:

@@ -85,15 +85,23 @@ def convert_official(state_dict: Mapping[str, Any], name: str, **kwargs: Any) ->
     return model.adapt_checkpoint(converted)[0] if hasattr(model, "adapt_checkpoint") else converted
 
 
-def save_checkpoint(model: nn.Module, path: str | os.PathLike, metadata: Mapping[str, str] | None = None) -> None:
-    """Write the weights as safetensors: to a temporary file beside it first, so a crash never leaves half a file."""
+def save_checkpoint(
+    model: nn.Module,
+    path: str | os.PathLike,
+    metadata: Mapping[str, str] | None = None,
+    state_dict: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write the weights as safetensors: to a temporary file beside it first, so a crash never leaves half a file.
+
+    `state_dict` stands in for `model.state_dict()` where the weights have to be gathered first.
+    """
     path = Path(path)
     about = {"format": "pt"} | dict(metadata or {})
     name = getattr(getattr(model, "pretrained_cfg", None), "get", lambda _: None)("architecture")
     if name:
         about.setdefault("saccade.model", name)
         about.setdefault("saccade.num_classes", str(model.num_classes))
-    tensors = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    tensors = {key: value.detach().cpu().contiguous() for key, value in (state_dict or model.state_dict()).items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)

@@ -97,7 +97,7 @@ def test_without_a_validation_split_a_part_of_every_class_is_held_out(tmp_path):
         (lambda p: None, "no sub-folders"),
         (lambda p: make_parquet(p / "train.parquet", [0, 1, 7], ["a", "b"]), "has 7, expected 0 to 1"),
         (lambda p: make_parquet(p / "train.parquet", [0, 1, -1], ["a", "b"]), "choose a labelled split"),
-        (lambda p: make_parquet(p / "train.parquet", [0, 0], ["a", "b"]), "'b'"),
+        (lambda p: make_parquet(p / "train.parquet", [1, 1], ["a", "b"]), r"one class only \('b'\)"),
         (lambda p: make_parquet(p / "train.parquet", [None, 1]), "1 rows have no label"),
         (lambda p: make_parquet(p / "train.parquet", [0.5, 1.5]), "integer or a string"),
         (lambda p: make_parquet(p / "train.parquet", [0, 1], column="pixels"), "data.image_column=NAME"),
@@ -242,6 +242,14 @@ def test_hold_out_needs_something_to_hold_out(tmp_path):
         hold_out(source, 0.5)
     with pytest.raises(DataError, match="between 0 and 1"):
         hold_out(source, 1.5)
+
+
+def test_a_class_without_rows_is_only_a_warning(tmp_path, caplog):
+    """A subset of a large set keeps the large set's names."""
+    make_parquet(tmp_path / "train.parquet", [0, 2] * 5, ["a", "b", "c"])
+    train, _ = open_train_and_val(tmp_path)
+    assert train.classes == ["a", "b", "c"]
+    assert "1 of 3 classes have no pictures to train on: 'b'" in caplog.text
 
 
 def test_an_empty_set_is_told(tmp_path):

@@ -117,6 +117,15 @@ def test_two_processes_take_the_steps_of_one_with_the_doubled_batch(tmp_path):
     assert moved > 1e-3, "and they did move"
 
 
+@pytest.mark.slow
+def test_two_processes_end_a_timed_run_together(tmp_path):
+    timed = ["epochs=100000", "trainer.max_minutes=0.3", "trainer.val_every=100000"]
+    process = start(tmp_path / "run", *timed, "trainer.devices=2", "trainer.strategy=ddp")
+    _, words = process.communicate(timeout=240)
+    assert process.returncode == 0, words
+    assert json.loads((tmp_path / "run/result.json").read_text())["updates"] > 10
+
+
 def recipe_weights(changes: list[str]) -> dict[str, torch.Tensor]:
     from saccade.engine.train import assemble
 

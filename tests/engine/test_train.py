@@ -125,6 +125,21 @@ def test_a_loss_that_is_not_a_number_stops_with_step_names_and_state(tmp_path, m
     assert all(torch.isfinite(value).all() for value in state["state_dict"].values())
 
 
+def test_ruined_weights_are_not_saved_over_good_ones(tmp_path, monkeypatch):
+    """A step can write infinities although its own loss was finite; the next save must notice."""
+    ordinary = Training.optimizer_step
+
+    def ruining(self, *args, **kwargs):
+        ordinary(self, *args, **kwargs)
+        if self.clock.steps == 6:  # the last update of the second epoch: no further loss will tell
+            next(self.model.parameters()).data.fill_(float("inf"))
+
+    monkeypatch.setattr(Training, "optimizer_step", ruining)
+    with pytest.raises(NonFiniteLoss, match="no longer finite after update 6"):
+        train(recipe(), tmp_path, progress=False)
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["saccade"]["steps"] == 3
+
+
 @pytest.fixture
 def photos(tmp_path):
     """Two classes of noise, large enough to be read file by file; three files are damaged."""

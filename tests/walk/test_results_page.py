@@ -1,0 +1,43 @@
+"""docs/results.md is printed from what runs left, and says where each number comes from."""
+
+import json
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "docs/make_results.py"
+
+
+def load():
+    spec = spec_from_file_location("make_results", SCRIPT)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_up_to_date():
+    told = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+
+
+def test_a_run_becomes_a_row_without_the_paths_of_its_machine(tmp_path, monkeypatch):
+    script = load()
+    monkeypatch.setattr(script, "HERE", tmp_path)
+    result = {
+        "model": "svit_nano", "data": "cifar10", "classes": 10, "train_images": 50000, "val_images": 10000,
+        "parameters": 2_489_274, "multiply_adds": 158_100_480, "image_size": 128, "epochs": 150, "minutes": 8.5,
+        "final": {"top1": 95.123, "top5": 99.8, "calibration": 1.2}, "best": {"top1": 95.2, "step": 9},
+        "train_images_per_s": 20000.4, "loader_images_per_s": None,
+        "command": "saccade train r.yaml --data /home/me/cifar10",
+        "machine": {"device": "NVIDIA H200", "torch": "2.11.0", "date": "2026-01-01", "commit": "abc"},
+        "recipe": {"data": {"path": "/home/me/cifar10", "val_path": None}, "model": {"checkpoint": None},
+                   "distill": {"teacher": None}},
+    }  # fmt: skip
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/result.json").write_text(json.dumps(result))
+    kept = script.add(tmp_path / "run")
+    assert "/home/me" not in kept.read_text()
+    page = script.page()
+    assert "| `svit_nano` | 2.49 | 158 | 128 | **95.12** | 95.20 |" in page
+    assert "NVIDIA H200, torch 2.11.0, 2026-01-01, commit abc: `saccade train r.yaml --data cifar10`" in page

@@ -1,0 +1,70 @@
+"""`saccade train` and `saccade eval` as a person uses them."""
+
+import json
+
+import pytest
+
+from saccade.cli import main
+from tests.engine.runs import arguments
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "first"
+    assert main(["train", *arguments("epochs=1"), "--out", str(out), "--quiet", "--seed", "5"]) == 0
+    return out
+
+
+def test_train_then_eval(run, capsys):
+    result = json.loads((run / "result.json").read_text())
+    assert result["recipe"]["seed"] == 5
+    common = ["--data", "scenes", "--size", "32", "--workers", "0", "--set", "scenes=60"]
+    assert main(["eval", str(run / "last.safetensors"), *common, "--json", "--out", str(run / "eval")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["top1"] == pytest.approx(result["final"]["top1"], abs=1e-3)
+    assert len(found["per_class"]) == 10
+    assert json.loads((run / "eval/evaluation.json").read_text()) == found
+    assert main(["eval", str(run), *common, "--per-class"]) == 0
+    told = capsys.readouterr().out
+    assert "top-1 %" in told
+    assert "crescent" in told
+
+
+def test_train_json_is_only_json(tmp_path, capsys):
+    assert main(["train", *arguments("epochs=1"), "--out", str(tmp_path / "x"), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["out"] == str(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "svit_nono", "--data", "scenes"], "Did you mean 'svit_nano'"),
+        (["--model", "svit_nano"], "no data: give --data PATH"),
+        (["--data", "scenes"], "nothing to train"),
+        (["svit_nano_cifar", "--data", "scenes"], "Did you mean svit_nano_cifar10?"),
+        (["demo", "--set", "optimizer.learnrate=1"], "unknown key optimizer.learnrate"),
+        (["demo", "--data", "nowhere/at/all"], "no data at nowhere/at/all"),
+        (["demo", "--set", "model.kwargs.stem=wide"], "stem must be one of conv, patch"),
+        (["demo", "--set", "model.checkpoint=missing.pth"], "no such checkpoint"),
+        (["demo", "--set", "data.scenes=20", "--set", "batch_size=64"], "lower it"),
+        (["demo", "--set", "model.kwargs={wrong: 1}"], "wrong"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_1(words, message, tmp_path, capsys):
+    quick = ["--set", "data.image_size=32", "--set", "data.workers=0", "--out", str(tmp_path / "run")]
+    assert main(["train", *words, *quick]) == 1
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.startswith("saccade train: ")
+    assert told.count("\n") == 1
+
+
+def test_eval_mistakes(run, tmp_path, capsys):
+    assert main(["eval", str(tmp_path / "none.safetensors"), "--data", "scenes"]) == 1
+    assert "no such checkpoint" in capsys.readouterr().err
+    assert main(["eval", str(run), "--data", "scenes", "--split", "dev"]) == 1
+    assert "it has train, val, test" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["eval", str(run)])
+    assert stop.value.code == 2
