@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 BANDWIDTH = 1 / 28  # radius of the disc, in units of the image's sides; the paper does not say
+WIDE = 3 / 28  # for the view of a single token: wide enough to join its few points to one area
 
 
 def top_hat(points: Tensor, size: tuple[int, int], bandwidth: float = BANDWIDTH) -> Tensor:

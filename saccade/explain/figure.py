@@ -87,7 +87,7 @@ def draw_sheet(figure: Figure, width: int) -> Image.Image:
 
 def encode(picture: np.ndarray, kind: str = "PNG") -> bytes:
     buffer = io.BytesIO()
-    options = {"quality": 90, "subsampling": 0} if kind == "JPEG" else {"optimize": True}
+    options = {"quality": 88, "subsampling": 0} if kind == "JPEG" else {"compress_level": 6}
     Image.fromarray(picture).save(buffer, kind, **options)
     return buffer.getvalue()
 

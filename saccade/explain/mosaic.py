@@ -54,5 +54,5 @@ def mosaic(seen: Observation, model_name: str) -> Figure:
         f"{model_name}. Every pixel has the colour of its strongest token, stronger where that token leads more "
         "clearly; a token keeps its colour from stage to stage.",
         panels,
-        columns=min(3, len(panels)),
+        columns=len(panels) if len(panels) <= 4 else 3,
     )

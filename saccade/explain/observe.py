@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from saccade.explain.attend import Attention, attentions
 from saccade.explain.colours import colour_numbers, num_tokens, stage
-from saccade.explain.density import top_hat
+from saccade.explain.density import WIDE, top_hat
 from saccade.explain.images import View
 from saccade.explain.place import Place, draw_maps, places
 from saccade.explain.record import record
@@ -36,7 +36,7 @@ class Step(NamedTuple):
         """Maps of all or some tokens, drawn at `size` pixels, where they lie in the image: (M, *size)."""
         if isinstance(self.trace, RegionTrace):
             points = self.trace.points[0]
-            return top_hat(points if tokens is None else points[torch.as_tensor(tokens)], size)
+            return top_hat(points if tokens is None else points[torch.as_tensor(tokens)], size, WIDE)
         maps = self.trace.maps()[0].float()
         return draw_maps(maps if tokens is None else maps[torch.as_tensor(tokens)], self.place, self.image, size)
 

@@ -29,8 +29,9 @@ def relations(step: Step) -> Tensor | None:
 
 
 def centres(step: Step, size: tuple[int, int] = (64, 64)) -> np.ndarray:
-    """Centre of mass (M, 2) of each token's map, x y in units of the image."""
-    mass = step.maps(size).double().cpu().clamp(min=0)
+    """Where each token's map is strongest, (M, 2), x y in units of the image: the centre of mass of its peaks."""
+    maps = step.maps(size).double().cpu().clamp(min=0)
+    mass = (maps / maps.amax((1, 2), keepdim=True).clamp(min=1e-30)) ** 4
     total = mass.sum((1, 2)).clamp(min=1e-30)
     x = (torch.arange(size[1]) + 0.5) / size[1]
     y = (torch.arange(size[0]) + 0.5) / size[0]
@@ -81,7 +82,7 @@ def relation_figure(seen: Observation, steps: list[Step], model_name: str) -> Fi
     return Figure(
         "relations",
         "Which tokens attend to which",
-        f"{model_name}. Left: each token at the centre of what it sees, with the strongest links in the colour of the "
+        f"{model_name}. Left: each token where its map is strongest, with the strongest links in the colour of the "
         "one that attends. Right: all of them, mean over heads.",
         panels,
         columns=4 if len(panels) > 2 else 2,

@@ -47,7 +47,7 @@ def super_token_figure(seen: Observation, steps: list[Step], anchor: tuple[float
         f"{model_name}. Lines run where the strongest super token changes. In the grid, pixels of the green cell can "
         "only belong to the nine super tokens of the red square.",
         panels,
-        columns=min(3, len(panels)),
+        columns=len(panels) if len(panels) <= 4 else 3,
     )
 
 
