@@ -272,7 +272,7 @@ class _Picture:
         figures.append(
             gallery(seen, last, importance[last.index], self.answer, name, last.count if most is None else most)
         )
-        figures.append(relation_figure(seen, seen.main[-2:], name))
+        figures.append(relation_figure(seen, name))
         return [figure for figure in figures if figure is not None]
 
     def _assignment_figures(self, ranked: np.ndarray, most: int | None) -> list[Figure]:

@@ -115,7 +115,8 @@ def _umask() -> int:
 
 def _panel_text(panel: Panel, font: ImageFont.FreeTypeFont, width: int) -> list[str]:
     chip = 17 if panel.colour is not None else 0
-    return [*_wrap(panel.label, font, width - chip), *_wrap(panel.note, font, width)]
+    notes = [line for part in panel.note.splitlines() for line in _wrap(part, font, width)]
+    return [*_wrap(panel.label, font, width - chip), *notes]
 
 
 def _wrap(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:

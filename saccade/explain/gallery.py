@@ -48,7 +48,7 @@ def gallery(
         colour = token_colours(step.numbers[[token]])
         if isinstance(step.trace, RegionTrace):
             lit = boxes(lit, step.trace.regions[0, [token]].cpu().numpy(), colour)
-        note = ", ".join(f"{kind} {values[token]:+.2g}" for kind, values in importance.items())
+        note = "\n".join(f"{kind} {values[token]:+.2g}" for kind, values in importance.items())
         panels.append(Panel(lit, f"token {token}", note, tuple(int(c) for c in colour[0])))
     sorted_by = f", sorted by what they do for {answer}" if importance else ""
     shown = f"{len(ranked)} of {step.count} tokens" if len(ranked) < step.count else f"All {step.count} tokens"

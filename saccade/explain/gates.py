@@ -5,7 +5,6 @@ The same hooks serve both importances: the gradient with respect to the factors,
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -35,15 +34,18 @@ def gated(model: nn.Module, gates: Mapping[int, Tensor]) -> Iterator[None]:
             return None
         trace = module.trace(inputs, output)
         if isinstance(trace, AssignmentTrace):
-            shared.extend((part, gates[step]) for part in _parts(output) if _same_memory(part, trace.assignment))
-        if not any(_same_memory(part, trace.tokens) for part in _parts(output)):
+            shared.extend((part, gates[step]) for part in _parts(output) if part is trace.assignment)
+        changed = [_turned_down(part, trace.tokens, gates[step]) for part in _parts(output)]
+        if all(new is part for new, part in zip(changed, _parts(output), strict=True)):
             raise ValueError(f"{type(module).__name__} does not hand its tokens on, so none can be taken away.")
-        return _scaled(output, gates[step], lambda part: _same_memory(part, trace.tokens))
+        return _like(output, changed)
 
     def follow(module: nn.Module, inputs: tuple, output: Any) -> Any:
         for assignment, factors in shared:
             if any(given is assignment for given in inputs):
-                return _scaled(output, factors, partial(_is_tokens, shape=factors.shape), assignment)
+                made = [part is not assignment and _is_list(part, factors) for part in _parts(output)]
+                parts = zip(_parts(output), made, strict=True)
+                return _like(output, [part * factors.to(part.dtype)[..., None] if yes else part for part, yes in parts])
         return None
 
     with ExitStack() as stack:
@@ -53,28 +55,29 @@ def gated(model: nn.Module, gates: Mapping[int, Tensor]) -> Iterator[None]:
         yield
 
 
-def _scaled(output: Any, gates: Tensor, chosen: Any, but: Tensor | None = None) -> Any:
-    """The module's output with the chosen tensors (B, …, D), M places in …, multiplied token by token."""
-    parts = [
-        part * gates.to(part.dtype).reshape(*part.shape[:-1], 1)
-        if isinstance(part, Tensor) and part is not but and chosen(part)
-        else part
-        for part in _parts(output)
-    ]
-    if not isinstance(output, (tuple, list)):
-        return parts[0]
-    return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
+def _turned_down(part: Any, tokens: Tensor | None, gates: Tensor) -> Any:
+    """An output (B, …, D) with M or more places in … of which the trace's tokens are all or a slice; else untouched."""
+    if not isinstance(part, Tensor) or tokens is None:
+        return part
+    if part.data_ptr() == tokens.data_ptr() and part.numel() == tokens.numel():
+        return part * gates.to(part.dtype).reshape(*part.shape[:-1], 1)
+    if part.untyped_storage().data_ptr() != tokens.untyped_storage().data_ptr() or part.ndim != 3:
+        return part
+    first = (tokens.storage_offset() - part.storage_offset()) // part.stride(1)
+    after = part.shape[1] - first - gates.shape[1]
+    return part * torch.nn.functional.pad(gates.to(part.dtype), (first, after), value=1.0)[..., None]
+
+
+def _is_list(part: Any, gates: Tensor) -> bool:
+    return isinstance(part, Tensor) and part.ndim == 3 and part.shape[:2] == gates.shape
 
 
 def _parts(output: Any) -> list[Any]:
     return list(output) if isinstance(output, (tuple, list)) else [output]
 
 
-def _is_tokens(part: Tensor, shape: torch.Size) -> bool:
-    return part.ndim == 3 and part.shape[:2] == shape
-
-
-def _same_memory(part: Any, tensor: Tensor | None) -> bool:
-    if not isinstance(part, Tensor) or tensor is None:
-        return False
-    return part.data_ptr() == tensor.data_ptr() and part.numel() == tensor.numel()
+def _like(output: Any, parts: list[Any]) -> Any:
+    """The parts in the form of the output they come from."""
+    if not isinstance(output, (tuple, list)):
+        return parts[0]
+    return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)

@@ -67,7 +67,7 @@ def observe(model: nn.Module, view: View, mean: Sequence[float], std: Sequence[f
     steps = []
     for i, trace in enumerate(traces):
         count = num_tokens(trace)
-        attention = next((call for call in calls if call.after > i and call.weights.shape[-1] == count), None)
+        attention = next((call for call in calls if call.after == i + 1 and call.weights.shape[-1] == count), None)
         place = found.get(trace.size) or Place.stretched(trace.size, size)
         steps.append(Step(trace, i, title_of(trace, traces), place, numbers[i], attention, size))
     return Observation(view, output, steps)

@@ -61,13 +61,11 @@ def draw_links(
     return np.array(canvas)
 
 
-def relation_figure(seen: Observation, steps: list[Step], model_name: str) -> Figure | None:
-    """Links on the picture and the whole matrix, for every step whose tokens are attended to."""
+def relation_figure(seen: Observation, model_name: str, most: int = 2) -> Figure | None:
+    """Links on the picture and the whole matrix, for the last steps whose tokens are attended to."""
     panels = []
-    for step in steps:
-        links = relations(step)
-        if links is None:
-            continue
+    related = [(step, links) for step in seen.main for links in [relations(step)] if links is not None]
+    for step, links in related[-most:]:
         links = links.cpu().numpy()
         colours = token_colours(step.numbers)
         panels.append(
@@ -85,5 +83,5 @@ def relation_figure(seen: Observation, steps: list[Step], model_name: str) -> Fi
         f"{model_name}. Left: each token where its map is strongest, with the strongest links in the colour of the "
         "one that attends. Right: all of them, mean over heads.",
         panels,
-        columns=4 if len(panels) > 2 else 2,
+        columns=4 if len(panels) > 2 else 3,
     )

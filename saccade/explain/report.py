@@ -115,7 +115,7 @@ def _panel(panel: Panel) -> str:
     chip = ""
     if panel.colour is not None:
         chip = f'<span class="chip" style="background: rgb{tuple(panel.colour)}"></span>'
-    note = f"<small>{escape(panel.note)}</small>" if panel.note else ""
+    note = "".join(f"<small>{escape(line)}</small>" for line in panel.note.splitlines())
     caption = f"<figcaption>{chip}{escape(panel.label)}{note}</figcaption>" if panel.label or note else ""
     return f"<figure>{picture(panel)}{caption}</figure>"
 

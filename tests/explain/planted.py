@@ -20,9 +20,13 @@ def view(height: int, width: int, value: int | None = None, seed: int = 0) -> Vi
 
 
 def step(trace: Trace, image: tuple[int, int], place: Place | None = None, attention=None) -> Step:
-    count = next(v for v in (getattr(trace, "assignment", None), getattr(trace, "regions", None), trace.tokens) if v is not None)
+    count = next(
+        v for v in (getattr(trace, "assignment", None), getattr(trace, "regions", None), trace.tokens) if v is not None
+    )
     numbers = np.arange(count.shape[1])
-    return Step(trace, 0, title_of(trace, [trace]), place or Place.stretched(trace.size, image), numbers, attention, image)
+    return Step(
+        trace, 0, title_of(trace, [trace]), place or Place.stretched(trace.size, image), numbers, attention, image
+    )
 
 
 def seen(view: View, *steps: Step) -> Observation:
@@ -47,7 +51,9 @@ def association(labels: Tensor, cell: int) -> AssociationTrace:
     down, right = labels // columns - own[0], labels % columns - own[1]
     share = torch.nn.functional.one_hot(((down + 1) * 3 + right + 1).long(), 9).float()
     tokens = torch.zeros(1, rows * columns, 2)
-    return AssociationTrace(share.reshape(1, -1, 9), (height, width), (rows, columns), cell, tokens, "stages.0.blocks.0")
+    return AssociationTrace(
+        share.reshape(1, -1, 9), (height, width), (rows, columns), cell, tokens, "stages.0.blocks.0"
+    )
 
 
 def looking_at(centres: list[tuple[float, float]], spread: float = 0.0, size=(16, 16)) -> RegionTrace:
