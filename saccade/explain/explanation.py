@@ -220,6 +220,8 @@ class _Picture:
 
     def _answer(self, target: int | str | None) -> tuple[list[tuple[str, float]], int | None, Score | None]:
         try:
+            if getattr(self.subject.model, "num_classes", None) == 0:
+                raise ValueError("this model was built without classes.")
             logits = class_logits(self.seen.output)[0].float()
         except ValueError as error:
             if target is not None:

@@ -63,25 +63,24 @@ def draw_links(
 
 def relation_figure(seen: Observation, model_name: str, most: int = 2) -> Figure | None:
     """Links on the picture and the whole matrix, for the last steps whose tokens are attended to."""
+    related = [(step, links) for step in seen.main for links in [relations(step)] if links is not None][-most:]
+    if not related:
+        return None
     panels = []
-    related = [(step, links) for step in seen.main for links in [relations(step)] if links is not None]
-    for step, links in related[-most:]:
-        links = links.cpu().numpy()
-        colours = token_colours(step.numbers)
-        panels.append(
-            Panel(draw_links(seen.view.picture, centres(step), links, colours), step.title, "strongest links")
-        )
+    for step, found in related:
+        links = found.cpu().numpy()
+        drawn = draw_links(seen.view.picture, centres(step), links, token_colours(step.numbers))
+        panels.append(Panel(drawn, step.title, "strongest links"))
         cells = max(1, seen.view.picture.shape[0] // len(links))
         matrix = np.kron(colour_scale(scale_to_one(links), DARK_BRIGHT), np.ones((cells, cells, 1), dtype=np.uint8))
-        most = f"row: who attends, column: to whom; brightest {links.max():.2f}, even {1 / len(links):.2f}"
-        panels.append(Panel(matrix, f"all {len(links)} x {len(links)}", most))
-    if not panels:
-        return None
+        note = f"row: who attends, column: to whom; brightest {links.max():.2f}, even {1 / len(links):.2f}"
+        panels.append(Panel(matrix, f"all {len(links)} x {len(links)}", note))
+    steps = ", ".join(f"{step.title} ({step.count} tokens)" for step, _ in related)
     return Figure(
         "relations",
         "Which tokens attend to which",
-        f"{model_name}. Left: each token where its map is strongest, with the strongest links in the colour of the "
-        "one that attends. Right: all of them, mean over heads.",
+        f"{model_name}, {steps}. Left: each token where its map is strongest, with the strongest links in the colour "
+        "of the one that attends. Right: all of them, mean over heads.",
         panels,
         columns=4 if len(panels) > 2 else 3,
     )

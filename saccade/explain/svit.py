@@ -98,8 +98,8 @@ def anchor_figure(seen: Observation, steps: list[Step], anchor: tuple[float, flo
     return Figure(
         "anchor",
         "What one place attends to",
-        f"{model_name}. From the green square through its super tokens, their attention and back to the pixels; "
-        "full red is the strongest place of each map.",
+        f"{model_name}, {steps[0].count} super tokens. From the green square through its super tokens, their "
+        "attention and back to the pixels; full red is the strongest place of each map.",
         panels,
         columns=min(4, len(panels)),
     )

@@ -87,6 +87,16 @@ def test_paca_a_cluster_that_looks_for_dots_finds_them(size):
     check(offsets(model, 1, size))
 
 
+@needs("vt_nano" not in saccade.list_models(), reason="this build has no VT")
+@pytest.mark.parametrize("size", [(128, 128), (117, 99)])
+def test_vt_a_filter_that_looks_for_dots_finds_them(size):
+    torch.manual_seed(0)
+    model = saccade.create_model("vt_nano").eval()
+    tokenizer = model.layer4.blocks[0].tokenizer
+    look_for_dots(model, tokenizer, tokenizer.to_score.weight.data, size)
+    check(offsets(model, 0, size))
+
+
 @needs("sparseformer_nano" not in saccade.list_models(), reason="this build has no SparseFormer")
 @pytest.mark.parametrize("size", [(128, 128), (96, 133)])
 def test_sparseformer_the_token_that_sees_the_dot_has_its_map_there(size):

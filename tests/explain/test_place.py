@@ -83,7 +83,7 @@ def test_the_map_of_every_family_lies_where_the_image_does(name, size):
     with torch.no_grad(), places(model, size) as found, saccade.record(model) as traces:
         model(torch.cat([ground, images]))
     for features, trace in zip(heard, traces, strict=True):
-        height, width = trace.size
+        width = trace.size[1]
         change = (features[1:] - features[:1]).flatten(2) if features.ndim == 4 else (features[1:] - features[:1]).mT
         cell = change.norm(dim=1).argmax(1)
         place = found[trace.size]
