@@ -1,18 +1,21 @@
 """The model to be explained: by name, from a checkpoint, or as it is; with all that is known about its input."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from timm.models import get_pretrained_cfg
 from torch import nn
 
 from saccade.explain.record import reporters
-from saccade.models._build import MEAN, STD, create_model, list_models
-from saccade.models._checkpoint import identify, load_checkpoint
+from saccade.models._build import MEAN, STD, create_model
+from saccade.models._checkpoint import identify, load_checkpoint, read_metadata, read_state_dict
 
 SIZE = 224  # for models that do not say
+CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin")
 
 
 class Subject(NamedTuple):
@@ -42,32 +45,30 @@ def load_subject(
     model, for ablations.
     """
     options = dict(options or {})
-    weights, trained = "as given", True
+    weights, trained, notes = "as given", True, {}
     if isinstance(model, nn.Module):
         name = config_of(model).get("architecture") or type(model).__name__
-    elif str(model).partition(".")[0] in list_models():
+    elif Path(model).is_file() or Path(model).suffix in CHECKPOINTS:
+        weights = Path(model).name
+        model, name, notes = _from_file(Path(model), options)
+    else:
         name = str(model)
         model, weights, trained = _by_name(name, seed, options)
-    elif Path(model).exists() or Path(model).suffix in (".safetensors", ".pth", ".pt", ".bin"):
-        weights, path = Path(model).name, Path(model)
-        name, classes = identify(path)
-        model = create_model(name, num_classes=classes, **options)
-        load_checkpoint(model, path)
-    else:
-        model = create_model(str(model), **options)  # its error names the nearest model
-        name = str(model)
     reporters(model)  # its error says what can be explained
     if device is not None:
         model = model.to(device)
     config = config_of(model)
+    expects = json.loads(notes.get("saccade.preprocess", "{}"))
+    mean = tuple(expects.get("mean") or config.get("mean") or MEAN)
+    std = tuple(expects.get("std") or config.get("std") or STD)
     channels = getattr(model, "in_chans", 3)
-    mean, std = tuple(config.get("mean") or MEAN), tuple(config.get("std") or STD)
     if channels == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     elif channels != 3:
         raise ValueError(f"{name} takes {channels} channels; pictures have 3 (or 1 with in_chans=1).")
-    side = (config.get("input_size") or (3, SIZE, SIZE))[-1]
-    return Subject(model, name, weights, trained, labels or class_names(model), side, mean, std)
+    side = expects.get("size") or (config.get("input_size") or (3, SIZE, SIZE))[-1]
+    labels = labels or json.loads(notes.get("saccade.classes", "[]")) or class_names(model)
+    return Subject(model, name, weights, trained, labels, side, mean, std)
 
 
 def config_of(model: nn.Module) -> Mapping[str, Any]:
@@ -92,10 +93,25 @@ def class_names(model: nn.Module) -> Sequence[str] | None:
     return None
 
 
+def _from_file(path: Path, options: dict[str, Any]) -> tuple[nn.Module, str, dict[str, str]]:
+    """The model of a checkpoint, its name, and what the file says about itself."""
+    state_dict = read_state_dict(path)  # names a missing or damaged file
+    notes = read_metadata(path) if path.suffix == ".safetensors" else {}
+    if "saccade.model" in notes:
+        name, classes = notes["saccade.model"], int(notes.get("saccade.num_classes", 1000))
+        options = json.loads(notes.get("saccade.kwargs", "{}")) | options
+    else:
+        name, classes = identify(state_dict)
+    model = create_model(name, **({"num_classes": classes} | options))
+    load_checkpoint(model, state_dict)
+    return model, name, notes
+
+
 def _by_name(name: str, seed: int, options: dict[str, Any]) -> tuple[nn.Module, str, bool]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = create_model(name, **options)
-    if config_of(model).get("url") or config_of(model).get("hf_hub_id") or config_of(model).get("file"):
+    known = get_pretrained_cfg(name, allow_unregistered=True)
+    if known is not None and known.has_weights:
         return create_model(name, pretrained=True, **options), "pretrained", True
     return model, f"fresh, seed {seed}", False

@@ -10,8 +10,6 @@ from saccade.explain.place import places
 from saccade.explain.record import record
 from saccade.tokens.super_tokens import SuperTokenizer
 
-needs = pytest.mark.skipif
-
 
 def dotted(size: tuple[int, int], y: int, x: int, seed: int = 0) -> Tensor:
     image = noise(size, seed)
@@ -77,7 +75,6 @@ def check(off: Tensor) -> None:
     assert off.median(0).values.abs().max() < 0.35, off
 
 
-@needs("paca_nano" not in saccade.list_models(), reason="this build has no PaCa")
 @pytest.mark.parametrize("size", [(128, 128), (117, 99)])
 def test_paca_a_cluster_that_looks_for_dots_finds_them(size):
     torch.manual_seed(0)
@@ -87,7 +84,6 @@ def test_paca_a_cluster_that_looks_for_dots_finds_them(size):
     check(offsets(model, 1, size))
 
 
-@needs("vt_nano" not in saccade.list_models(), reason="this build has no VT")
 @pytest.mark.parametrize("size", [(128, 128), (117, 99)])
 def test_vt_a_filter_that_looks_for_dots_finds_them(size):
     torch.manual_seed(0)
@@ -97,7 +93,6 @@ def test_vt_a_filter_that_looks_for_dots_finds_them(size):
     check(offsets(model, 0, size))
 
 
-@needs("sparseformer_nano" not in saccade.list_models(), reason="this build has no SparseFormer")
 @pytest.mark.parametrize("size", [(128, 128), (96, 133)])
 def test_sparseformer_the_token_that_sees_the_dot_has_its_map_there(size):
     torch.manual_seed(0)

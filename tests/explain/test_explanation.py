@@ -40,7 +40,11 @@ def test_the_package_is_a_function_too(cat):
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name in saccade.list_models()])
+def test_every_family_is_here():
+    assert set(saccade.list_models("*_nano")) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_has_its_figures(name, cat, tmp_path):
     found = explain(cat, name, out=tmp_path, importance=("gradient",))
     image = found[0]
@@ -104,13 +108,29 @@ def test_bad_pictures_among_good_ones_are_left_out(cat, tmp_path):
 def test_a_checkpoint_is_recognised(cat, tmp_path):
     torch.manual_seed(3)
     model = saccade.create_model("svit_nano", num_classes=7)
-    saccade.save_checkpoint(model, tmp_path / "mine.safetensors")
-    found = explain(cat, tmp_path / "mine.safetensors", importance=())
-    assert (found.model, found.weights, found.trained) == ("svit_nano", "mine.safetensors", True)
+    path = tmp_path / "svit_nano.safetensors"  # a file, though it begins like a name
+    saccade.save_checkpoint(model, path)
+    found = explain(cat, path, importance=())
+    assert (found.model, found.weights, found.trained) == ("svit_nano", "svit_nano.safetensors", True)
     direct = explain(cat, model, importance=())
     assert found[0].answers == direct[0].answers
     assert len(found[0].answers) == 5
     assert found[0].answers[0][0].startswith("class ")
+
+
+def test_a_checkpoint_may_say_what_it_is(cat, tmp_path):
+    """Options, class names and preprocessing come from the file's own notes."""
+    model = saccade.create_model("svit_nano", num_classes=3, super_token=(2, 2, 1, 1))
+    notes = {
+        "saccade.kwargs": '{"super_token": [2, 2, 1, 1]}',
+        "saccade.classes": '["cat", "dog", "cup"]',
+        "saccade.preprocess": '{"size": 96, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}',
+    }
+    saccade.save_checkpoint(model, tmp_path / "mine.safetensors", notes)
+    found = explain(np.zeros((50, 50, 3), np.uint8), tmp_path / "mine.safetensors", importance=())[0]
+    assert {name for name, _ in found.answers} == {"cat", "dog", "cup"}
+    assert found.steps[0]["grid"] == [24, 24]
+    assert found.steps[0]["tokens"] == 144
 
 
 def test_what_cannot_be_explained_is_named(cat, tmp_path):
@@ -119,6 +139,9 @@ def test_what_cannot_be_explained_is_named(cat, tmp_path):
         explain(cat, tmp_path / "other.pth")
     with pytest.raises(ValueError, match="no such checkpoint"):
         explain(cat, tmp_path / "gone.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="damaged or incomplete"):
+        explain(cat, tmp_path / "broken.safetensors")
     with pytest.raises(ValueError, match="Did you mean 'svit_nano'"):
         explain(cat, "svit_nan")
     with pytest.raises(ValueError, match="has no step that reports tokens"):
