@@ -43,20 +43,27 @@ def colour_scale(values: np.ndarray, codes: str) -> np.ndarray:
 def colour_numbers(traces: list[Trace], item: int = 0) -> list[np.ndarray]:
     """For every trace, the colour number of each token, so that a colour means the same thing in every stage.
 
-    Tokens that live on keep theirs: SparseFormer's always, the others' from block to block of one stage. Where a
-    stage makes new tokens, each takes the colour of the token it overlaps most in the stage before, largest overlap
-    first; tokens left over take the free colours.
+    Tokens that live on keep theirs: SparseFormer's always, the others' from block to block of one stage, and super
+    tokens of the same cell. Where a stage makes new tokens, each takes the colour of the token it overlaps most in the
+    stage before, largest overlap first; tokens left over take the free colours.
     """
     numbers: list[np.ndarray] = []
     for i, trace in enumerate(traces):
         count = num_tokens(trace)
         if i == 0:
             numbers.append(np.arange(count))
-        elif len(numbers[-1]) == count and (isinstance(trace, RegionTrace) or stage(trace) == stage(traces[i - 1])):
+        elif len(numbers[-1]) == count and lives_on(traces[i - 1], trace):
             numbers.append(numbers[-1])
         else:
             numbers.append(_follow(traces[i - 1].maps()[item], trace.maps()[item], numbers[-1]))
     return numbers
+
+
+def lives_on(before: Trace, after: Trace) -> bool:
+    """Whether token i of one step is token i of the next, if they are as many."""
+    if isinstance(after, AssociationTrace) and isinstance(before, AssociationTrace):
+        return before.grid == after.grid
+    return isinstance(after, RegionTrace) or stage(before) == stage(after)
 
 
 def stage(trace: Trace) -> str:

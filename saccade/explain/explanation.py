@@ -9,44 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from saccade.explain.figure import Figure, write
-from saccade.explain.gallery import gallery, order
-from saccade.explain.images import ImageSource, View, as_list, load_view, unique_names
-from saccade.explain.importance import Score, by_gradient, by_occlusion, class_logits, class_score
-from saccade.explain.mosaic import mosaic, strongest
-from saccade.explain.observe import Step, evaluating, normalise, observe
-from saccade.explain.paca import classify_clusters, cluster_figure
-from saccade.explain.relations import relation_figure, relations
-from saccade.explain.sparseformer import (
-    DISTURBANCES,
-    density,
-    disturb,
-    disturbed_figure,
-    looking_figure,
-    responding_figure,
-    token_responses,
-)
-from saccade.explain.subject import Subject, load_subject
-from saccade.explain.svit import anchor_figure, effective_attention, super_token_figure
-from saccade.explain.vt import assignment_maps
-from saccade.tokens.trace import AssignmentTrace, AssociationTrace, RegionTrace
-
-KINDS = ("gradient", "occlusion")
-
-
-@dataclass
-class ImageExplanation:
-    """One picture: what was answered, drawn and measured."""
-
-    name: str
-    answers: list[tuple[str, float]]  # the first five: class and probability; empty without a classifier
-    target: str  # the class that importance is about
-    figures: dict[str, Figure]
-    arrays: dict[str, np.ndarray]  # "maps/stages.0.blocks.0", "importance/…", "labels/…"
-    steps: list[dict[str, Any]]  # name, title, tokens and grid of every recorded step
-    notes: list[str] = field(default_factory=list)  # what could not be done, and why
+from saccade.explain.figure import write
+from saccade.explain.images import ImageSource, as_list, load_view, unique_names
+from saccade.explain.one_picture import KINDS, ImageExplanation, explain_view
+from saccade.explain.subject import load_subject
 
 
 @dataclass
@@ -170,9 +138,7 @@ def explain(
                 raise
             skipped[name] = str(error)
             continue
-        explained.append(
-            _Picture(subject, view, target, anchor, seed).explain(importance, most if not all_tokens else None)
-        )
+        explained.append(explain_view(subject, view, target, importance, None if all_tokens else most, anchor, seed))
     if not explained:
         raise ValueError("none of the images can be read. " + " ".join(skipped.values()))
     parameters = sum(p.numel() for p in subject.model.parameters())
@@ -180,169 +146,3 @@ def explain(
     if out is not None:
         found.save(out)
     return found
-
-
-class _Picture:
-    """The work on one picture."""
-
-    def __init__(self, subject: Subject, view: View, target: int | str | None, anchor: tuple[float, float], seed: int):
-        self.subject, self.view, self.anchor, self.seed = subject, view, anchor, seed
-        self.device = next(subject.model.parameters()).device
-        self.notes: list[str] = []
-        self.seen = observe(subject.model, view, subject.mean, subject.std)
-        self.answers, self.target, self.score = self._answer(target)
-        self.answer = subject.label(self.target) if self.target is not None else "the answer"
-        self.name = subject.name
-
-    def explain(self, kinds: Sequence[str], most: int | None) -> ImageExplanation:
-        with evaluating(self.subject.model):
-            importance = self._importance(kinds)
-            figures, arrays = self._figures(importance, most), self._arrays(importance)
-        steps = [
-            {
-                "name": step.trace.name,
-                "step": step.trace.step,
-                "title": step.title,
-                "tokens": step.count,
-                "grid": list(step.trace.size),
-            }
-            for step in self.seen.steps
-        ]
-        return ImageExplanation(
-            self.view.name,
-            self.answers,
-            self.answer if self.target is not None else "",
-            {figure.name: figure for figure in figures},
-            arrays,
-            steps,
-            self.notes,
-        )
-
-    def _answer(self, target: int | str | None) -> tuple[list[tuple[str, float]], int | None, Score | None]:
-        try:
-            if getattr(self.subject.model, "num_classes", None) == 0:
-                raise ValueError("this model was built without classes.")
-            logits = class_logits(self.seen.output)[0].float()
-        except ValueError as error:
-            if target is not None:
-                raise
-            self.notes.append(f"No importance: {error}")
-            return [], None, None
-        if isinstance(target, str):
-            names = [self.subject.label(i) for i in range(len(logits))]
-            if target not in names and not target.lstrip("-").isdigit():
-                raise ValueError(f"this model knows no class {target!r}.")
-            target = names.index(target) if target in names else int(target)
-        number = int(logits.argmax()) if target is None else target
-        score = class_score(number)
-        score(self.seen.output)  # names a number that does not exist
-        chance, first = logits.softmax(0).topk(min(5, len(logits)))
-        answers = [(self.subject.label(int(i)), float(p)) for i, p in zip(first, chance, strict=True)]
-        return answers, number % len(logits), score
-
-    def _importance(self, kinds: Sequence[str]) -> dict[int, dict[str, np.ndarray]]:
-        """By step and kind: the gradient for every step, occlusion (dearer) for the last."""
-        found: dict[int, dict[str, np.ndarray]] = {step.index: {} for step in self.seen.steps}
-        if self.score is None or not kinds:
-            return found
-        model, images = self.subject.model, self._input(self.view.image[None])
-        try:
-            if "gradient" in kinds:
-                counts = [step.count for step in self.seen.steps]
-                for step, values in enumerate(by_gradient(model, images, self.score, counts)):
-                    found[step]["gradient"] = values[0].cpu().numpy()
-            if "occlusion" in kinds:
-                last = self.seen.steps[-1]
-                drops = by_occlusion(model, images, self.score, last.index, last.count)
-                found[last.index]["occlusion"] = drops.float().cpu().numpy()
-        except ValueError as error:
-            self.notes.append(f"No importance: {error}")
-        return found
-
-    def _figures(self, importance: dict[int, dict[str, np.ndarray]], most: int | None) -> list[Figure]:
-        seen, name = self.seen, self.name
-        last = seen.steps[-1]
-        ranked = order(importance[last.index], last.count)
-        figures = [mosaic(seen, name)]
-        supers = [step for step in seen.main if isinstance(step.trace, AssociationTrace)]
-        if supers:
-            figures.append(super_token_figure(seen, supers, self.anchor, name))
-            figures.append(anchor_figure(seen, supers, self.anchor, name))
-        figures += self._assignment_figures(ranked, most)
-        if isinstance(last.trace, RegionTrace):
-            figures += self._region_figures()
-        figures.append(
-            gallery(seen, last, importance[last.index], self.answer, name, last.count if most is None else most)
-        )
-        figures.append(relation_figure(seen, name))
-        return [figure for figure in figures if figure is not None]
-
-    def _assignment_figures(self, ranked: np.ndarray, most: int | None) -> list[Figure]:
-        steps = [step for step in self.seen.main if isinstance(step.trace, AssignmentTrace)]
-        figures = []
-        for step in steps:
-            if step.count <= 16 or most is None:
-                figure = assignment_maps(self.seen, step, self.name)
-            elif step is steps[-1]:
-                figure = assignment_maps(self.seen, step, self.name, ranked[: most + most % 2])
-            else:
-                continue
-            figures.append(figure._replace(name=f"assignment-{step.index + 1}"))
-        with_scores = [step for step in steps if step.trace.scores is not None]
-        if with_scores and self.target is not None:
-            step = with_scores[-1]
-            clusters = classify_clusters(
-                self.subject.model, step, self.view.image.to(self.device), self._input, self.target
-            )
-            figures.append(
-                cluster_figure(self.seen, step, clusters, self.answer, self.name, None if most is None else 3)
-            )
-        return figures
-
-    def _region_figures(self) -> list[Figure]:
-        subject = self.subject
-        figures = [looking_figure(self.seen, self.name)]
-        if self.target is not None and hasattr(subject.model, "forward_head"):
-            try:
-                responses = token_responses(subject.model, self._input(self.view.image[None]))[0, :, self.target]
-                figures.append(responding_figure(self.seen, responses, self.answer, self.name))
-            except ValueError as error:
-                self.notes.append(f"No responses of single tokens: {error}")
-        copies = [
-            observe(subject.model, disturb(self.view, kind, self.seed), subject.mean, subject.std)
-            for kind in DISTURBANCES
-        ]
-        figures.append(disturbed_figure([self.seen, *copies], self.name))
-        return figures
-
-    def _arrays(self, importance: dict[int, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        arrays: dict[str, np.ndarray] = {"image": self.view.image.permute(1, 2, 0).numpy()}
-        size = self.seen.steps[0].image
-        for step in self.seen.steps:
-            key = step.trace.name + (f".{step.trace.step}" if step.trace.step else "")
-            arrays[f"maps/{key}"] = step.trace.maps()[0].float().cpu().numpy()
-            for kind, values in importance[step.index].items():
-                arrays[f"importance/{kind}/{key}"] = values
-        for step in self.seen.main:
-            key = step.trace.name + (f".{step.trace.step}" if step.trace.step else "")
-            arrays[f"labels/{key}"], arrays[f"lead/{key}"] = strongest(step, size)
-            links = relations(step)
-            if links is not None:
-                arrays[f"relations/{key}"] = links.float().cpu().numpy()
-            arrays |= self._family_arrays(step, key, size)
-        return arrays
-
-    def _family_arrays(self, step: Step, key: str, size: tuple[int, int]) -> dict[str, np.ndarray]:
-        trace = step.trace
-        if isinstance(trace, RegionTrace):
-            return {
-                f"regions/{key}": trace.regions[0].float().cpu().numpy(),
-                f"points/{key}": trace.points[0].float().cpu().numpy(),
-                f"density/{key}": density(step, size).cpu().numpy(),
-            }
-        if isinstance(trace, AssociationTrace) and step.attention is not None:
-            return {f"anchor/{key}": effective_attention(step, self.anchor).cpu().numpy()}
-        return {}
-
-    def _input(self, pictures: Tensor) -> Tensor:
-        return normalise(pictures, self.subject.mean, self.subject.std).to(self.device)

@@ -78,15 +78,16 @@ def source_name(source: Any) -> str:
 
 
 def unique_names(sources: Sequence[ImageSource]) -> list[str]:
-    """A name for every source; a second "cat.jpg" becomes "cat-2.jpg"."""
+    """A name for every source, different before the dot too; a second "cat.jpg" becomes "cat-2.jpg"."""
     names: list[str] = []
+    taken: set[str] = set()
     for source in sources:
-        name = base = source_name(source)
-        count = 2
-        while name in names:
-            name = f"{Path(base).stem}-{count}{Path(base).suffix}"
-            count += 1
-        names.append(name)
+        name = Path(source_name(source))
+        stem, count = name.stem, 2
+        while stem in taken:
+            stem, count = f"{name.stem}-{count}", count + 1
+        taken.add(stem)
+        names.append(stem + name.suffix)
     return names
 
 

@@ -6,7 +6,7 @@ import torch
 from saccade.explain.colours import token_colours
 from saccade.explain.figure import Figure, Panel
 from saccade.explain.observe import Observation, Step
-from saccade.explain.overlay import blend, border_mask, borders, to_grey
+from saccade.explain.overlay import blend, borders, to_grey
 from saccade.tokens.trace import AssociationTrace
 
 FAINT, STRONG = 0.3, 0.8  # alpha where all tokens count the same, and where one has everything
@@ -35,9 +35,7 @@ def paint(picture: np.ndarray, labels: np.ndarray, lead: np.ndarray, numbers: np
     if numbers is not None:
         labels = np.where(labels >= 0, numbers[labels], -1)
     alpha = np.where(labels >= 0, FAINT + (STRONG - FAINT) * lead, 0.0)
-    painted = blend(to_grey(picture), token_colours(labels), alpha)
-    crumbled = border_mask(labels).mean() > 0.3  # lines around every pixel would hide the colours
-    return painted if crumbled else borders(painted, labels)
+    return borders(blend(to_grey(picture), token_colours(labels), alpha), labels)
 
 
 def mosaic(seen: Observation, model_name: str) -> Figure:

@@ -14,7 +14,7 @@ from saccade.explain.density import WIDE, top_hat
 from saccade.explain.images import View
 from saccade.explain.place import Place, draw_maps, places
 from saccade.explain.record import record
-from saccade.tokens.trace import RegionTrace, Trace
+from saccade.tokens.trace import AssociationTrace, RegionTrace, Trace
 
 
 class Step(NamedTuple):
@@ -32,13 +32,19 @@ class Step(NamedTuple):
     def count(self) -> int:
         return num_tokens(self.trace)
 
-    def maps(self, size: tuple[int, int], tokens: Sequence[int] | Tensor | None = None) -> Tensor:
-        """Maps of all or some tokens, drawn at `size` pixels, where they lie in the image: (M, *size)."""
+    def maps(
+        self, size: tuple[int, int], tokens: Sequence[int] | Tensor | None = None, bandwidth: float = WIDE
+    ) -> Tensor:
+        """Maps of all or some tokens, drawn at `size` pixels, where they lie in the image: (M, *size).
+
+        `bandwidth` is for regions, whose maps are densities of points.
+        """
+        chosen = torch.as_tensor(range(self.count) if tokens is None else tokens)
         if isinstance(self.trace, RegionTrace):
-            points = self.trace.points[0]
-            return top_hat(points if tokens is None else points[torch.as_tensor(tokens)], size, WIDE)
-        maps = self.trace.maps()[0].float()
-        return draw_maps(maps if tokens is None else maps[torch.as_tensor(tokens)], self.place, self.image, size)
+            return top_hat(self.trace.points[0, chosen], size, bandwidth)
+        if isinstance(self.trace, AssociationTrace):
+            return draw_maps(super_token_maps(self.trace, chosen), self.place, self.image, size)
+        return draw_maps(self.trace.maps()[0, chosen].float(), self.place, self.image, size)
 
 
 class Observation(NamedTuple):
@@ -59,7 +65,7 @@ class Observation(NamedTuple):
 @torch.no_grad()
 def observe(model: nn.Module, view: View, mean: Sequence[float], std: Sequence[float]) -> Observation:
     """Run the model in eval mode on one view; the model is left as it was."""
-    images = normalise(view.image[None], mean, std).to(next(model.parameters()).device)
+    images = normalise(view.image[None], mean, std).to(next(model.parameters()))  # its device and its type
     size = view.image.shape[-2], view.image.shape[-1]
     with evaluating(model), record(model) as traces, places(model, size) as found, attentions(model, traces) as calls:
         output = model(images)
@@ -106,6 +112,19 @@ def title_of(trace: Trace, traces: list[Trace]) -> str:
     found = re.fullmatch(r"(?:.*\.)?(\w+)\.(\d+)", trace.name)
     words = f"{found[1].rstrip('s')} {int(found[2]) + 1}" if found else trace.name or "tokens"
     return f"{words}, step {trace.step + 1}" if trace.step else words
+
+
+def super_token_maps(trace: AssociationTrace, tokens: Tensor) -> Tensor:
+    """What `trace.maps()[0, tokens]` gives, without the maps of all the others: a large image has thousands."""
+    (height, width), (_, columns) = trace.size, trace.grid
+    device = trace.association.device
+    row, column = torch.arange(height, device=device) // trace.cell, torch.arange(width, device=device) // trace.cell
+    down = (tokens.to(device) // columns)[:, None] - row  # (m, H): how far the token's cell is from the pixel's
+    right = (tokens.to(device) % columns)[:, None] - column
+    near = (down.abs() <= 1)[:, :, None] & (right.abs() <= 1)[:, None, :]
+    neighbour = (down[:, :, None] * 3 + right[:, None, :] + 4).clamp(0, 8)  # (m, H, W)
+    shares = trace.association[0].float().T.unflatten(1, trace.size)  # (9, H, W)
+    return torch.where(near, shares.expand(len(tokens), -1, -1, -1).gather(1, neighbour[:, None])[:, 0], 0.0)
 
 
 def one_image(trace: Trace, item: int) -> Trace:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from saccade.explain.figure import Figure, Panel, encode
 
 if TYPE_CHECKING:
-    from saccade.explain.explanation import Explanation, ImageExplanation
+    from saccade.explain.explanation import Explanation
+    from saccade.explain.one_picture import ImageExplanation
 
 STYLE = """
 .saccade { --paper: #fff; --ink: #1a2028; --soft: #5b6472; --line: #e3e7ec; --card: #f6f8fa; --accent: #0072b2;

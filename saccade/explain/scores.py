@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from saccade.explain.curves import Curve, deletion, insertion
+from saccade.explain.density import BANDWIDTH
 from saccade.explain.figure import write
 from saccade.explain.images import View, frame
 from saccade.explain.importance import by_gradient, class_logits, class_score
@@ -24,9 +25,9 @@ from saccade.explain.overlap import doubt, redundancy, width
 from saccade.explain.pointing import point
 from saccade.explain.subject import Subject, load_subject
 from saccade.explain.superpixels import IGNORE, grid, judge, slic
+from saccade.tokens.trace import RegionTrace
 
 LONGEST = 640  # truth is compared at this size at most
-SUPERPIXELS = ("segments", "pieces", "accuracy", "recall", "undersegmentation", "compactness")
 
 
 @dataclass
@@ -129,7 +130,8 @@ def _score_one(subject: Subject, sample: Sample, size: int, table: _Table, rando
     view, mask, boxes = _same_frame(sample, size)
     seen = observe(subject.model, view, subject.mean, subject.std)
     for step in seen.main:
-        maps = step.maps(seen.steps[0].image if step.count <= 128 else (56, 56))
+        own = not isinstance(step.trace, RegionTrace) and step.count <= 512  # else at a size that fits the memory
+        maps = step.trace.maps()[0].float() if own else step.maps((56, 56))
         table.add("maps", (step.title,), redundancy=redundancy(maps), width=width(maps), doubt=doubt(maps))
         if mask is not None and (mask != IGNORE).any():
             labels, _ = strongest(step, mask.shape)
@@ -178,7 +180,7 @@ def _gradients(subject: Subject, seen: Observation) -> list[Tensor]:
         answer = int(class_logits(seen.output)[0].argmax())
     except ValueError:
         return []
-    images = normalise(seen.view.image[None], subject.mean, subject.std).to(next(subject.model.parameters()).device)
+    images = normalise(seen.view.image[None], subject.mean, subject.std).to(next(subject.model.parameters()))
     counts = [step.count for step in seen.steps]
     return [found[0].clamp(min=0).cpu() for found in by_gradient(subject.model, images, class_score(answer), counts)]
 
@@ -188,7 +190,7 @@ def saliency(step: Step, weights: Tensor, size: tuple[int, int]) -> Tensor:
     total = torch.zeros(size)
     for start in range(0, step.count, 64):
         chosen = range(start, min(start + 64, step.count))
-        maps = step.maps(size, chosen).cpu()
+        maps = step.maps(size, chosen, BANDWIDTH).cpu()
         shares = maps / maps.sum((1, 2), keepdim=True).clamp(min=1e-12)
         total += (weights[list(chosen), None, None].cpu() * shares).sum(0)
     return total
@@ -197,11 +199,11 @@ def saliency(step: Step, weights: Tensor, size: tuple[int, int]) -> Tensor:
 def _add_curves(
     subject: Subject, seen: Observation, weights: Tensor, table: _Table, random: np.random.Generator
 ) -> None:
-    device = next(subject.model.parameters()).device
+    like = next(subject.model.parameters())
     answer = int(class_logits(seen.output)[0].argmax())
 
     def classify(pictures: Tensor) -> Tensor:
-        logits = class_logits(subject.model(normalise(pictures.to(device), subject.mean, subject.std)))
+        logits = class_logits(subject.model(normalise(pictures, subject.mean, subject.std).to(like)))
         return logits.float().softmax(1)[:, answer].cpu()
 
     image = seen.view.image

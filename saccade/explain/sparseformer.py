@@ -34,7 +34,7 @@ def looking_figure(seen: Observation, model_name: str) -> Figure:
     rows: list[list[Panel]] = [[], [], []]
     for step in steps:
         colours = token_colours(step.numbers)
-        regions = boxes(ground, step.trace.regions[0].cpu().numpy(), colours, width=1)
+        regions = boxes(ground, step.trace.regions[0].cpu().numpy(), colours, width=2)
         points = dots(ground, step.trace.points[0].cpu().numpy(), colours, radius=picture.shape[1] / 250)
         looks = density_picture(picture, density(step, picture.shape[:2]).cpu().numpy())
         inside = step.trace.points[0]

@@ -1,4 +1,4 @@
-"""SViT, Figures 2 and 4: super tokens as borders, from the grid to what was learned, and what one pixel attends to."""
+"""SViT, Figures 2 and 4: super tokens as borders, from the grid to the association, and what one pixel attends to."""
 
 import numpy as np
 from torch import Tensor
@@ -24,7 +24,7 @@ def cell_labels(step: Step, size: tuple[int, int]) -> np.ndarray:
 
 
 def super_token_figure(seen: Observation, steps: list[Step], anchor: tuple[float, float], model_name: str) -> Figure:
-    """Figure 4 (SVIT-55): borders of the cells, then of the super tokens each stage has learned.
+    """Figure 4 (SVIT-55): borders of the cells, then of the super tokens of each stage.
 
     In the grid, the green cell's pixels may belong to the tokens of the red square.
     """
@@ -40,10 +40,10 @@ def super_token_figure(seen: Observation, steps: list[Step], anchor: tuple[float
     panels = [Panel(drawn, "initial grid", f"{steps[0].count} cells")]
     for step in steps:
         labels, _ = strongest(step, size)
-        panels.append(Panel(borders(picture, labels), step.title, f"{step.count} super tokens, learned"))
+        panels.append(Panel(borders(picture, labels), step.title, f"{step.count} super tokens"))
     return Figure(
         "super_tokens",
-        "Super tokens, from the grid to what was learned",
+        "Super tokens, from the initial grid to the association",
         f"{model_name}. Lines run where the strongest super token changes. In the grid, pixels of the green cell can "
         "only belong to the nine super tokens of the red square.",
         panels,

@@ -154,11 +154,11 @@ def test_one_or_many():
     assert len(as_list(batch[0])) == 1
     assert as_list("a.jpg") == ["a.jpg"]
     assert as_list(iter(["a.jpg", "b.jpg"])) == ["a.jpg", "b.jpg"]
-    assert unique_names(["x/cat.jpg", "y/cat.jpg", batch[0], "cat.jpg"]) == [
+    assert unique_names(["x/cat.jpg", "y/cat.jpg", batch[0], "cat.png"]) == [
         "cat.jpg",
         "cat-2.jpg",
         "image",
-        "cat-3.jpg",
+        "cat-3.png",
     ]
 
 

@@ -6,7 +6,7 @@ import torch
 
 from saccade.explain.colours import token_colours
 from saccade.explain.mosaic import FAINT, STRONG, mosaic, paint, strongest
-from saccade.explain.overlay import blend, border_mask, boxes, dots, heat, masked, spotlight, tint, to_grey
+from saccade.explain.overlay import blend, border_mask, borders, boxes, dots, heat, masked, spotlight, tint, to_grey
 from saccade.tokens.trace import AssignmentTrace
 from tests.explain.planted import association, looking_at, quadrants, seen, step, view
 
@@ -107,6 +107,14 @@ def test_boxes_and_dots_are_where_they_should_be():
     rows, columns = np.where((drawn == [0, 255, 0]).all(2))
     assert abs(rows.mean() - 9.5) <= 0.5
     assert abs(columns.mean() - 39.5) <= 0.5
+
+
+def test_lines_fade_where_labels_crumble():
+    picture = view(16, 16).picture
+    board = np.indices((16, 16)).sum(0) % 2
+    assert (borders(picture, board) == picture).all()
+    halves = np.repeat([[0] * 8 + [1] * 8], 16, axis=0)
+    assert (borders(picture, halves)[:, 7:9] == 255).all()
 
 
 @pytest.mark.parametrize("thickness", [1, 2])

@@ -62,6 +62,20 @@ def test_nearest_takes_the_nearest_centre():
     assert weights.argmax(1).tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3]
 
 
+@pytest.mark.parametrize("size", [(64, 64), (50, 75)])
+def test_maps_of_some_super_tokens_are_those_of_the_trace(size):
+    from saccade.explain.observe import super_token_maps
+
+    model = saccade.create_model("svit_nano").eval()
+    with torch.no_grad(), saccade.record(model) as traces:
+        model(torch.randn(1, 3, *size))
+    for trace in traces:
+        maps = trace.maps()[0]
+        some = torch.tensor([0, len(maps) - 1, 5, 2])
+        assert torch.equal(super_token_maps(trace, some), maps[some])
+        assert torch.equal(super_token_maps(trace, torch.arange(len(maps))), maps)
+
+
 @pytest.mark.parametrize("size", [(128, 160), (125, 99)])
 @pytest.mark.parametrize("name", ["svit_nano", "paca_nano", "vt_nano"])
 def test_the_map_of_every_family_lies_where_the_image_does(name, size):

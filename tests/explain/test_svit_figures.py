@@ -16,17 +16,17 @@ SAME = Place((1.0, 1.0), (0.0, 0.0))
 
 
 def test_the_grid_and_the_learned_borders_are_drawn_where_they_are():
-    truth = torch.arange(16)[:, None] // 8 * 2 + torch.arange(16)[None] // 8
-    truth[:, 6:8] = truth[:, 8:10]  # the right tokens take two columns of the left cells
-    one = step(association(truth, 8), (16, 16), SAME)
-    figure = super_token_figure(seen(view(16, 16, 0), one), [one], (0.1, 0.1), "a_model")
+    truth = torch.arange(32)[:, None] // 16 * 2 + torch.arange(32)[None] // 16
+    truth[:, 12:16] = truth[:, 16:20]  # the right tokens take four columns of the left cells
+    one = step(association(truth, 16), (32, 32), SAME)
+    figure = super_token_figure(seen(view(32, 32, 0), one), [one], (0.1, 0.1), "a_model")
     grid, learned = (panel.picture for panel in figure.panels)
-    assert (learned[3, 5:7] == 255).all()  # the line moved from 7|8 to 5|6
-    assert (learned[3, 8] != 255).any()
-    assert (grid[12, 7:9] == 255).all()
-    assert (grid[12, 5] != 255).any()
+    assert (learned[3, 11:13] == 255).all()  # the line moved from 15|16 to 11|12
+    assert (learned[3, 16] != 255).any()
+    assert (grid[28, 15:17] == 255).all()
+    assert (grid[28, 11] != 255).any()
     assert figure.panels[0].note == "4 cells"
-    assert figure.panels[1].note == "4 super tokens, learned"
+    assert figure.panels[1].note == "4 super tokens"
 
 
 def test_the_green_cell_and_its_nine_neighbours_are_marked():
