@@ -10,7 +10,9 @@ EXAMPLE = "saccade explain photo.jpg --model svit_nano --out explained"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("images", metavar="IMAGE", nargs="*", help="picture files; the bundled photographs by name")
     parser.add_argument("--model", required=True, metavar="NAME|CHECKPOINT", help="a model's name or a file of weights")
-    parser.add_argument("--score", metavar="DATA", help="Parquet, COCO JSON, or a folder with images/ and annotations/")
+    parser.add_argument(
+        "--score", metavar="DATA", help="Parquet, COCO JSON, a folder with images/ and annotations/, or: scenes"
+    )
     parser.add_argument("--limit", type=int, default=50, help="with --score: at most so many pictures; 0 is all")
     parser.add_argument("--target", metavar="CLASS", help="class to explain, number or name (default: the answer)")
     parser.add_argument(

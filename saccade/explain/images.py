@@ -11,6 +11,8 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from saccade.data.image import to_rgb
+
 MAX_PIXELS = 120_000_000  # decoded at once this takes about half a gigabyte; above it we refuse before decoding
 LONGEST = 1536  # a picture is kept at most this large; JPEG files are reduced while they are decoded
 WIDEST = 4  # longest side over shortest: beyond it the middle is taken
@@ -120,26 +122,12 @@ def _check_pixels(pixels: int, path: Path) -> None:
 
 
 def _finish(picture: Image.Image, longest: int) -> Image.Image:
-    """Smaller first, then upright and RGB, so that the large picture is never copied."""
-    if picture.mode not in ("RGB", "L", "RGBA", "CMYK", "YCbCr"):
-        picture = _plain_mode(picture)
-    picture.thumbnail((longest, longest), Image.Resampling.BICUBIC, reducing_gap=2.0)
-    picture = ImageOps.exif_transpose(picture)
-    if picture.mode == "RGBA":
-        ground = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(ground, picture)
-    return picture.convert("RGB")
-
-
-def _plain_mode(picture: Image.Image) -> Image.Image:
-    """Palettes, bilevel and more than 8 bits, as 8-bit grey, RGB or RGBA."""
-    if picture.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(picture) / 257).astype(np.uint8))
-    if picture.mode in ("I", "F"):  # 16-bit PNG files of some programs open as 32 bits
-        values = np.nan_to_num(np.asarray(picture, dtype=np.float64))
-        top = 65535 if picture.mode == "I" and values.max() > 255 else max(values.max(), 255 if values.max() > 1 else 1)
-        return Image.fromarray((values.clip(0, top) * (255 / top)).astype(np.uint8))
-    return picture.convert("RGBA" if "transparency" in picture.info or "A" in picture.mode else "RGB")
+    """Smaller first, then upright and RGB, so that the large picture is seldom copied."""
+    if picture.mode in ("RGB", "L", "RGBA", "CMYK", "YCbCr"):  # modes that reduce well; others become one of them
+        picture.thumbnail((longest, longest), Image.Resampling.BICUBIC, reducing_gap=2.0)
+    picture = to_rgb(picture)
+    picture.thumbnail((longest, longest), Image.Resampling.BICUBIC)
+    return picture
 
 
 def _tensor_to_array(image: Tensor) -> np.ndarray:

@@ -11,6 +11,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from saccade._extras import require
+from saccade.data.open import EMBEDDED
+from saccade.data.scenes import Scenes
 from saccade.explain.images import load_picture
 from saccade.explain.superpixels import IGNORE
 
@@ -36,7 +38,9 @@ class Entry(NamedTuple):
 
 
 def read_labelled(path: str | Path) -> Iterator[Entry]:
-    """Entries of a Parquet file or folder, of a COCO JSON with its images, or of image and mask folders."""
+    """Entries of a Parquet file or folder, of a COCO JSON with its images, of image and mask folders, or "scenes"."""
+    if str(path) == EMBEDDED:
+        return _scenes()
     path = Path(path)
     if not path.exists():
         raise ValueError(f"no such data: {path}")
@@ -47,6 +51,18 @@ def read_labelled(path: str | Path) -> Iterator[Entry]:
     if path.is_dir():
         return _folders(path)
     raise ValueError(f"{path}: expected a Parquet file, a COCO JSON, or a folder with images/ and annotations/.")
+
+
+def _scenes() -> Iterator[Entry]:
+    """The embedded set: rendered scenes, their objects as masks and boxes."""
+    scenes = Scenes(count=1000, size=128, split="val")
+
+    def read(index: int) -> Sample:
+        frame = scenes.frame(index)
+        objects = frame.instances.astype(np.int32)
+        return Sample(f"scene {index}", Image.fromarray(frame.image), objects, frame.boxes.astype(float))
+
+    return (Entry(f"scene {index}", partial(read, index)) for index in range(len(scenes)))
 
 
 def _folders(root: Path) -> Iterator[Entry]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from saccade.explain.attend import Attention, attentions
 from saccade.explain.colours import colour_numbers, num_tokens, stage
-from saccade.explain.density import WIDE, top_hat
+from saccade.explain.density import areas, top_hat
 from saccade.explain.images import View
 from saccade.explain.place import Place, draw_maps, places
 from saccade.explain.record import record
@@ -33,15 +33,16 @@ class Step(NamedTuple):
         return num_tokens(self.trace)
 
     def maps(
-        self, size: tuple[int, int], tokens: Sequence[int] | Tensor | None = None, bandwidth: float = WIDE
+        self, size: tuple[int, int], tokens: Sequence[int] | Tensor | None = None, bandwidth: float | None = None
     ) -> Tensor:
         """Maps of all or some tokens, drawn at `size` pixels, where they lie in the image: (M, *size).
 
-        `bandwidth` is for regions, whose maps are densities of points.
+        Of a region it is the area around its points, or their density if a `bandwidth` is given.
         """
         chosen = torch.as_tensor(range(self.count) if tokens is None else tokens)
         if isinstance(self.trace, RegionTrace):
-            return top_hat(self.trace.points[0, chosen], size, bandwidth)
+            points = self.trace.points[0, chosen]
+            return areas(points, size) if bandwidth is None else top_hat(points, size, bandwidth)
         if isinstance(self.trace, AssociationTrace):
             return draw_maps(super_token_maps(self.trace, chosen), self.place, self.image, size)
         return draw_maps(self.trace.maps()[0, chosen].float(), self.place, self.image, size)

@@ -1,6 +1,5 @@
 """The model to be explained: by name, from a checkpoint, or as it is; with all that is known about its input."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ from torch import nn
 
 from saccade.explain.record import reporters
 from saccade.models._build import MEAN, STD, create_model
-from saccade.models._checkpoint import identify, load_checkpoint, read_metadata, read_state_dict
+from saccade.models._card import Card, Preprocess, read_card, weights_file
+from saccade.models._checkpoint import load_checkpoint, read_state_dict
 
 SIZE = 224  # for models that do not say
 CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin")
@@ -45,30 +45,41 @@ def load_subject(
     model, for ablations.
     """
     options = dict(options or {})
-    weights, trained, notes = "as given", True, {}
+    weights, trained, card = "as given", True, None
     if isinstance(model, nn.Module):
         name = config_of(model).get("architecture") or type(model).__name__
-    elif Path(model).is_file() or Path(model).suffix in CHECKPOINTS:
+    elif is_checkpoint(Path(model)):
         weights = Path(model).name
-        model, name, notes = _from_file(Path(model), options)
+        model, card = _from_file(Path(model), options)
+        name = card.name
     else:
         name = str(model)
         model, weights, trained = _by_name(name, seed, options)
     reporters(model)  # its error says what can be explained
     if device is not None:
         model = model.to(device)
-    config = config_of(model)
-    expects = json.loads(notes.get("saccade.preprocess", "{}"))
-    mean = tuple(expects.get("mean") or config.get("mean") or MEAN)
-    std = tuple(expects.get("std") or config.get("std") or STD)
-    channels = getattr(model, "in_chans", 3)
+    expects = card.preprocess if card else preprocess_of(model)
+    mean, std, channels = expects.mean, expects.std, getattr(model, "in_chans", 3)
     if channels == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     elif channels != 3:
         raise ValueError(f"{name} takes {channels} channels; pictures have 3 (or 1 with in_chans=1).")
-    side = expects.get("size") or (config.get("input_size") or (3, SIZE, SIZE))[-1]
-    labels = labels or json.loads(notes.get("saccade.classes", "[]")) or class_names(model)
-    return Subject(model, name, weights, trained, labels, side, mean, std)
+    labels = labels or (card.classes if card else None) or class_names(model)
+    return Subject(model, name, weights, trained, labels, expects.size, mean, std)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """A file, or a training run's folder; a path that looks like a file is meant to be one."""
+    if path.is_dir():
+        return any((path / name).is_file() for name in ("best.safetensors", "last.safetensors"))
+    return path.is_file() or path.suffix in CHECKPOINTS
+
+
+def preprocess_of(model: nn.Module) -> Preprocess:
+    """What the model, or the backbone inside it, says it expects."""
+    config = config_of(model)
+    side = (config.get("input_size") or (3, SIZE, SIZE))[-1]
+    return Preprocess(side, tuple(config.get("mean") or MEAN), tuple(config.get("std") or STD))
 
 
 def config_of(model: nn.Module) -> Mapping[str, Any]:
@@ -93,18 +104,14 @@ def class_names(model: nn.Module) -> Sequence[str] | None:
     return None
 
 
-def _from_file(path: Path, options: dict[str, Any]) -> tuple[nn.Module, str, dict[str, str]]:
-    """The model of a checkpoint, its name, and what the file says about itself."""
-    state_dict = read_state_dict(path)  # names a missing or damaged file
-    notes = read_metadata(path) if path.suffix == ".safetensors" else {}
-    if "saccade.model" in notes:
-        name, classes = notes["saccade.model"], int(notes.get("saccade.num_classes", 1000))
-        options = json.loads(notes.get("saccade.kwargs", "{}")) | options
-    else:
-        name, classes = identify(state_dict)
-    model = create_model(name, **({"num_classes": classes} | options))
+def _from_file(path: Path, options: dict[str, Any]) -> tuple[nn.Module, Card]:
+    """The model of a checkpoint with other options than its own, if any are given, and what the file says of itself."""
+    file = weights_file(path)
+    state_dict = read_state_dict(file)  # names a missing or damaged file
+    card = read_card(file)
+    model = create_model(card.name, **({"num_classes": card.num_classes} | card.kwargs | options))
     load_checkpoint(model, state_dict)
-    return model, name, notes
+    return model, card if card.preprocess != Preprocess() else card._replace(preprocess=preprocess_of(model))
 
 
 def _by_name(name: str, seed: int, options: dict[str, Any]) -> tuple[nn.Module, str, bool]:

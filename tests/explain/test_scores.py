@@ -113,6 +113,14 @@ def test_folders_are_paired_and_unknown_pixels_marked(folders):
     assert (last.mask[5:] == quarters()[5:]).all()
 
 
+def test_the_embedded_scenes_have_objects_and_boxes():
+    sample = next(iter(read_labelled("scenes"))).read()
+    assert sample.picture.size == (128, 128)
+    for number, (x0, y0, x1, y1) in enumerate(sample.boxes):
+        rows, columns = np.where(sample.mask == number + 1)
+        assert (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1) == (x0, y0, x1, y1)
+
+
 def test_one_bad_picture_is_left_out_and_named(folders):
     (folders / "annotations" / "val" / "1.png").unlink()
     Image.fromarray(quarters(10, 10)).save(folders / "annotations" / "val" / "2.png")
