@@ -5,11 +5,16 @@ beyond torch and timm themselves.
 """
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
+from saccade import explain as explain  # a package that can be called
 from saccade import models as models  # registers the models
 from saccade.explain.record import record
 from saccade.models._build import create_model, list_models
 from saccade.models._checkpoint import LoadReport, convert_official, load_checkpoint, save_checkpoint
+
+if TYPE_CHECKING:
+    from saccade.explain.explanation import explain as explain
 
 try:
     __version__ = version("saccade")
@@ -20,6 +25,7 @@ __all__ = [
     "LoadReport",
     "convert_official",
     "create_model",
+    "explain",
     "list_models",
     "load_checkpoint",
     "record",

@@ -18,6 +18,17 @@ def block_name(module_name: str) -> str:
     return block.group(0) if block else name
 
 
+def reporters(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The grouping steps of `model`, by name."""
+    found = [(name, module) for name, module in model.named_modules() if hasattr(module, "trace")]
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no step that reports tokens. "
+            "Use a saccade model (saccade.list_models()), or one that contains it; exported models cannot be recorded."
+        )
+    return found
+
+
 @contextmanager
 def record(model: nn.Module) -> Iterator[list[Trace]]:
     """Collect what every grouping step of `model` reports, in the order of execution.
@@ -26,12 +37,6 @@ def record(model: nn.Module) -> Iterator[list[Trace]]:
     A module that runs several times reports each time, with `step` counting from 0. Compiled models run eagerly
     inside the context. An exported or scripted model has no modules left to listen to.
     """
-    reporters = [(name, module) for name, module in model.named_modules() if hasattr(module, "trace")]
-    if not reporters:
-        raise ValueError(
-            f"{type(model).__name__} has no step that reports tokens. "
-            "Use a saccade model (saccade.list_models()), or one that contains it; exported models cannot be recorded."
-        )
     traces: list[Trace] = []
     calls: Counter[str] = Counter()
 
@@ -46,6 +51,6 @@ def record(model: nn.Module) -> Iterator[list[Trace]]:
 
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        for name, module in reporters:
+        for name, module in reporters(model):
             stack.callback(module.register_forward_hook(listener(name)).remove)
         yield traces

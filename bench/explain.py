@@ -1,0 +1,50 @@
+"""What listening costs: one 224 px image, the plain forward pass and the same with every trace taken, by turns.
+
+`python bench/explain.py [MODEL ...]`
+"""
+
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import saccade
+from saccade.benchmark import describe_machine, interleave
+from saccade.explain.attend import attentions
+from saccade.explain.place import places
+
+
+def steps(name: str, size: int = 224):
+    """The plain pass; with traces; with traces, attention weights and places, as the pictures need them."""
+    model = saccade.create_model(name).eval()
+    images = torch.randn(1, 3, size, size)
+
+    def plain() -> None:
+        model(images)
+
+    def traced() -> None:
+        with saccade.record(model):
+            model(images)
+
+    def everything() -> None:
+        with saccade.record(model) as traces, attentions(model, traces), places(model, (size, size)):
+            model(images)
+
+    return [plain, traced, everything]
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    print(describe_machine("cpu"))
+    for name in sys.argv[1:] or ["svit_small"]:
+        with torch.no_grad():
+            times = list(zip(*interleave(steps(name), ["cpu"] * 3, rounds=15), strict=True))
+        medians = [statistics.median(each) for each in times]
+        ratios = [statistics.median(b / a for a, b in zip(times[0], each, strict=True)) for each in times]
+        print(
+            f"{name}: {medians[0] * 1e3:.1f} ms plain, {ratios[1]:.2f} times with traces, "
+            f"{ratios[2]:.2f} times with attention and places too"
+        )

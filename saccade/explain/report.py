@@ -1,0 +1,172 @@
+"""One HTML file that needs nothing else: pictures inside, light and dark, no script."""
+
+import base64
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from saccade.explain.figure import Figure, Panel, encode
+
+if TYPE_CHECKING:
+    from saccade.explain.explanation import Explanation
+    from saccade.explain.one_picture import ImageExplanation
+
+STYLE = """
+.saccade { --paper: #fff; --ink: #1a2028; --soft: #5b6472; --line: #e3e7ec; --card: #f6f8fa; --accent: #0072b2;
+  color: var(--ink); background: var(--paper); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+@media (prefers-color-scheme: dark) { .saccade { --paper: #12161b; --ink: #e6eaef; --soft: #9aa5b1; --line: #2a323b;
+  --card: #1a2027; --accent: #56b4e9; } }
+.saccade * { box-sizing: border-box; }
+.saccade main { max-width: 1240px; margin: 0 auto; padding: 28px 24px 80px; }
+.saccade h1 { font-size: 28px; line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.01em; }
+.saccade h2 { font-size: 22px; margin: 0 0 14px; }
+.saccade h3 { font-size: 17px; margin: 0 0 4px; }
+.saccade p { margin: 0 0 10px; }
+.saccade .soft, .saccade figcaption small { color: var(--soft); }
+.saccade .warn { border-left: 4px solid #e69f00; background: var(--card); padding: 10px 14px; margin: 16px 0;
+  border-radius: 0 6px 6px 0; }
+.saccade nav { display: flex; flex-wrap: wrap; gap: 8px; margin: 18px 0 8px; }
+.saccade nav a { color: var(--ink); text-decoration: none; border: 1px solid var(--line); border-radius: 999px;
+  padding: 4px 12px; background: var(--card); font-size: 14px; }
+.saccade a { color: var(--accent); }
+.saccade table { border-collapse: collapse; margin: 8px 0 18px; font-variant-numeric: tabular-nums; font-size: 15px; }
+.saccade th, .saccade td { text-align: left; padding: 5px 18px 5px 0; border-bottom: 1px solid var(--line);
+  vertical-align: baseline; color: var(--ink); background: none; }
+.saccade th { color: var(--soft); font-weight: 500; }
+.saccade td.number, .saccade th.number { text-align: right; }
+.saccade section.picture { border-top: 1px solid var(--line); margin-top: 36px; padding-top: 28px; }
+.saccade .head { display: flex; flex-wrap: wrap; gap: 28px; align-items: flex-start; margin-bottom: 12px; }
+.saccade .head img { width: 260px; border-radius: 6px; display: block; }
+.saccade .head > div { flex: 1 1 340px; }
+.saccade .bar { display: inline-block; height: 9px; background: var(--accent); border-radius: 3px; min-width: 2px; }
+.saccade .figure { margin: 30px 0 0; }
+.saccade .figure > p { max-width: 86ch; font-size: 14.5px; }
+.saccade .panels { display: grid; gap: 14px 12px; grid-template-columns: repeat(var(--columns), minmax(0, 1fr)); }
+.saccade figure { margin: 0; min-width: 0; }
+.saccade figure img { width: 100%; height: auto; display: block; border-radius: 4px; }
+.saccade figure img.crisp { image-rendering: pixelated; }
+.saccade figcaption { font-size: 13px; line-height: 1.35; margin-top: 5px; overflow-wrap: anywhere; }
+.saccade figcaption small { display: block; font-size: 12.5px; }
+.saccade .chip { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 6px;
+  vertical-align: -1px; box-shadow: 0 0 0 1px rgba(128, 128, 128, .5); }
+.saccade .chart svg { max-width: 100%; height: auto; color: var(--ink); }
+.saccade .scroll { overflow-x: auto; }
+@media (max-width: 720px) { .saccade .panels { grid-template-columns: repeat(var(--narrow), minmax(0, 1fr)); }
+  .saccade main { padding: 20px 14px 60px; } }
+@media print { .saccade .figure { break-inside: avoid; } }
+"""
+
+
+def document(title: str, body: str) -> str:
+    """A whole page around a body that `fragment` or a score report made."""
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n<style>html, body {{ margin: 0; }}{STYLE}</style>\n</head>\n"
+        f'<body class="saccade">\n{body}\n</body>\n</html>\n'
+    )
+
+
+def page(explanation: "Explanation") -> str:
+    return document(f"{explanation.model} explained", _body(explanation))
+
+
+def fragment(explanation: "Explanation") -> str:
+    """The same inside a notebook's cell."""
+    return f'<style>{STYLE}</style><div class="saccade">{_body(explanation)}</div>'
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    """Rows of ready HTML; columns in `numbers` are set to the right."""
+
+    def cells(row: Sequence[str], tag: str) -> str:
+        marks = [' class="number"' if i in numbers else "" for i in range(len(row))]
+        return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, row, strict=True))
+
+    lines = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
+    return (
+        f'<div class="scroll"><table><thead><tr>{cells(heads, "th")}</tr></thead><tbody>{lines}</tbody></table></div>'
+    )
+
+
+def draw(figure: Figure) -> str:
+    """A figure as a grid of panels; on a narrow screen, fewer columns."""
+    columns = min(figure.columns, len(figure.panels))
+    narrow = 2 if columns > 2 else 1
+    panels = "".join(_panel(panel) for panel in figure.panels)
+    return (
+        f'<div class="figure" id="{escape(figure.name)}"><h3>{escape(figure.title)}</h3>'
+        f'<p class="soft">{escape(figure.caption)}</p>'
+        f'<div class="panels" style="--columns: {columns}; --narrow: {narrow}">{panels}</div></div>'
+    )
+
+
+def picture(panel: Panel) -> str:
+    """The panel's picture as an img: matrices as PNG with sharp cells, photographs as JPEG."""
+    flat = (panel.picture[1:, 1:] == panel.picture[:-1, :-1]).mean() > 0.5
+    kind = "png" if flat else "jpeg"
+    text = base64.b64encode(encode(panel.picture, kind.upper())).decode()
+    alt = escape(" ".join((panel.label, panel.note)).strip() or "picture", quote=True)
+    crisp = ' class="crisp"' if flat else ""
+    return f'<img{crisp} loading="lazy" alt="{alt}" src="data:image/{kind};base64,{text}">'
+
+
+def _panel(panel: Panel) -> str:
+    chip = ""
+    if panel.colour is not None:
+        chip = f'<span class="chip" style="background: rgb{tuple(panel.colour)}"></span>'
+    note = "".join(f"<small>{escape(line)}</small>" for line in panel.note.splitlines())
+    caption = f"<figcaption>{chip}{escape(panel.label)}{note}</figcaption>" if panel.label or note else ""
+    return f"<figure>{picture(panel)}{caption}</figure>"
+
+
+def _body(explanation: "Explanation") -> str:
+    parts = [
+        f"<main><h1>What {escape(explanation.model)} sees</h1>",
+        f'<p class="soft">{explanation.parameters / 1e6:.1f} million parameters, weights: '
+        f"{escape(explanation.weights)}. {_plural(len(explanation.images), 'picture')}.</p>",
+    ]
+    if not explanation.trained:
+        parts.append(
+            '<p class="warn">These weights are fresh: nothing has been learned. The pictures show how the model works, '
+            "not what it knows, and the answers mean nothing.</p>"
+        )
+    if explanation.skipped:
+        lines = "".join(f"<br>{escape(name)}: {escape(reason)}" for name, reason in explanation.skipped.items())
+        parts.append(f'<p class="warn">Left out:{lines}</p>')
+    if len(explanation.images) > 1:
+        links = "".join(f'<a href="#image-{i}">{escape(image.name)}</a>' for i, image in enumerate(explanation.images))
+        parts.append(f"<nav>{links}</nav>")
+    parts += [_picture(image, i) for i, image in enumerate(explanation.images)]
+    return "\n".join([*parts, "</main>"])
+
+
+def _picture(image: "ImageExplanation", number: int) -> str:
+    figures = list(image.figures.values())
+    original = Panel(figures[0].panels[0].picture, image.name)
+    answers = ""
+    if image.answers:
+        rows = [
+            (escape(name), f"{chance:.1%}", f'<span class="bar" style="width: {chance * 140:.0f}px"></span>')
+            for name, chance in image.answers
+        ]
+        answers = table(("answer", "probability", ""), rows, numbers=(1,))
+    steps = table(("tokens", "made from", "times"), _summary(image), numbers=(0, 2))
+    notes = "".join(f'<p class="warn">{escape(note)}</p>' for note in image.notes)
+    return (
+        f'<section class="picture" id="image-{number}"><h2>{escape(image.name)}</h2><div class="head">'
+        f"{picture(original)}<div>{answers}</div><div>{steps}</div></div>{notes}"
+        + "".join(draw(figure) for figure in figures)
+        + "</section>"
+    )
+
+
+def _summary(image: "ImageExplanation") -> list[tuple[str, str, str]]:
+    """How many tokens from how many pixels; equal steps counted, not listed."""
+    kinds = [(step["tokens"], "a map of {} x {}".format(*step["grid"])) for step in image.steps]
+    return [(str(kind[0]), kind[1], str(kinds.count(kind))) for kind in dict.fromkeys(kinds)]
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
