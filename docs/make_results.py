@@ -32,6 +32,7 @@ def add(run: Path) -> Path:
             result["recipe"][group][key] = Path(value).name
             result["command"] = result["command"].replace(value, Path(value).name)
     result["data"] = Path(path).name
+    result["unreadable_pictures"] = []
     target = HERE / "results" / f"{result['data']}_{result['model']}.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(result, indent=2) + "\n")

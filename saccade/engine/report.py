@@ -66,6 +66,7 @@ def write_report(
         _pictures(evaluation, source, worst=True),
         "<h2>Pictures it is most sure of, rightly</h2>",
         _pictures(evaluation, source, worst=False),
+        _unreadable(result["unreadable_pictures"]),
         "<h2>Environment</h2>",
         _table(result["machine"] | {"command": result["command"] or "saccade.engine.train.train(…)"}),
         "<h2>Recipe</h2>",
@@ -160,7 +161,9 @@ def _pictures(evaluation: Evaluation, source: Source, worst: bool) -> str:
         index = int(evaluation.indices[i])
         label, predicted = source.classes[int(evaluation.labels[i])], source.classes[int(evaluation.predicted[i])]
         sure = f"{100 * float(evaluation.confidence[i]):.0f} %"
-        text = f"{label}, taken for <b>{escape(predicted)}</b> ({sure})" if worst else f"{escape(label)} ({sure})"
+        text = (
+            f"{escape(label)}, taken for <b>{escape(predicted)}</b> ({sure})" if worst else f"{escape(label)} ({sure})"
+        )
         picture = _thumbnail(source, index)
         if picture:
             name = escape(source.name(index))
@@ -168,6 +171,13 @@ def _pictures(evaluation: Evaluation, source: Source, worst: bool) -> str:
                 f'<figure><img src="{picture}" alt="{name}" title="{name}"><figcaption>{text}</figcaption></figure>'
             )
     return f'<div class="pictures">{"".join(figures)}</div>' if figures else '<p class="soft">None.</p>'
+
+
+def _unreadable(reasons: list[str]) -> str:
+    if not reasons:
+        return ""
+    lines = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
+    return f"<h2>Unreadable pictures</h2><ul>{lines}</ul>"
 
 
 def _thumbnail(source: Source, index: int, side: int = 128) -> str:

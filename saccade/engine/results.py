@@ -40,6 +40,7 @@ def describe_run(
         "train_images": len(sources.train),
         "val_images": len(sources.val),
         "unreadable": len(sources.bad.found),
+        "unreadable_pictures": list(sources.bad.found.values())[:100],
         "parameters": cost.params,
         "multiply_adds": cost.madds,
         "final": evaluation.summary(),

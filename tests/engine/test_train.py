@@ -162,6 +162,8 @@ def test_unreadable_pictures_are_skipped_and_counted(photos, tmp_path, cache, ca
     with caplog.at_level(logging.WARNING):
         result = train(plan, tmp_path / "run", progress=False).result
     assert result["unreadable"] == 3
+    page = (tmp_path / "run/report.html").read_text()
+    assert all(name in page for name in ("dark/3.jpg", "dark/7.jpg", "light/0.jpg"))
     for name in ("dark/3.jpg", "dark/7.jpg", "light/0.jpg"):
         assert sum(name in message for message in caplog.messages) == 1, "told once, by its path"
     assert result["final"]["top1"] >= 50
