@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from typing import Any
 
 HELP = "draw what the tokens of a model see in your pictures, or score them on pictures with a known truth"
 EXAMPLE = "saccade explain photo.jpg --model svit_nano --out explained"
@@ -110,7 +111,7 @@ def progress(args: argparse.Namespace):
     return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
-def print_scores(scores) -> None:
+def print_scores(scores: Any) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -125,7 +126,9 @@ def print_scores(scores) -> None:
         head, *body = rows_as_text(rows)
         table = Table(box=box.SIMPLE_HEAD, title=f"{scores.model}: {name}, {scores.pictures} pictures")
         for column in head:
-            table.add_column(column, justify="left" if column in ("step", "by") else "right")
+            words = column in ("step", "by")
+            short = {"undersegmentation": "under-seg.", "compactness": "compact"}.get(column, column)
+            table.add_column(short, justify="left" if words else "right", no_wrap=words)
         for row in body:
             table.add_row(*row)
         console.print(table)

@@ -20,6 +20,7 @@ class Panel(NamedTuple):
     label: str = ""  # what it is: "token 3"
     note: str = ""  # its numbers: "0.83 of the probability"
     colour: tuple[int, int, int] | None = None  # the token's
+    sharp: bool = False  # a matrix, whose cells keep their edges
 
 
 class Figure(NamedTuple):

@@ -61,5 +61,5 @@ def gallery(
         "What single tokens see",
         f"{model_name}, {step.title}. {shown}{sorted_by}. " + " ".join(explained[kind] for kind in importance),
         panels,
-        columns=6,
+        columns=6 if len(panels) % 8 else 8,
     )

@@ -35,7 +35,7 @@ def tint(picture: np.ndarray, values: np.ndarray, colour: tuple[int, int, int], 
     return blend(to_grey(picture), np.array(colour), alpha * np.clip(values, 0, 1))
 
 
-def spotlight(picture: np.ndarray, values: np.ndarray, dark: float = 0.4) -> np.ndarray:
+def spotlight(picture: np.ndarray, values: np.ndarray, dark: float = 0.55) -> np.ndarray:
     """The picture lit where the map is high: in full colour at its maximum, grey and `dark` where it is 0."""
     light = scale_to_one(values, from_zero=True) ** 0.7
     return blend(to_grey(picture) * dark, picture, light)

@@ -74,7 +74,7 @@ def relation_figure(seen: Observation, model_name: str, most: int = 2) -> Figure
         cells = max(1, seen.view.picture.shape[0] // len(links))
         matrix = np.kron(colour_scale(scale_to_one(links), DARK_BRIGHT), np.ones((cells, cells, 1), dtype=np.uint8))
         note = f"row: who attends, column: to whom; brightest {links.max():.2f}, even {1 / len(links):.2f}"
-        panels.append(Panel(matrix, f"all {len(links)} x {len(links)}", note))
+        panels.append(Panel(matrix, f"all {len(links)} x {len(links)}", note, sharp=True))
     steps = ", ".join(f"{step.title} ({step.count} tokens)" for step, _ in related)
     return Figure(
         "relations",

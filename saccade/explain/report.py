@@ -104,11 +104,10 @@ def draw(figure: Figure) -> str:
 
 def picture(panel: Panel) -> str:
     """The panel's picture as an img: matrices as PNG with sharp cells, photographs as JPEG."""
-    flat = (panel.picture[1:, 1:] == panel.picture[:-1, :-1]).mean() > 0.5
-    kind = "png" if flat else "jpeg"
+    kind = "png" if panel.sharp else "jpeg"
     text = base64.b64encode(encode(panel.picture, kind.upper())).decode()
     alt = escape(" ".join((panel.label, panel.note)).strip() or "picture", quote=True)
-    crisp = ' class="crisp"' if flat else ""
+    crisp = ' class="crisp"' if panel.sharp else ""
     return f'<img{crisp} loading="lazy" alt="{alt}" src="data:image/{kind};base64,{text}">'
 
 

@@ -101,7 +101,7 @@ def anchor_figure(seen: Observation, steps: list[Step], anchor: tuple[float, flo
         f"{model_name}, {steps[0].count} super tokens. From the green square through its super tokens, their "
         "attention and back to the pixels; full red is the strongest place of each map.",
         panels,
-        columns=min(4, len(panels)),
+        columns=len(panels) if len(panels) <= 5 else 4,
     )
 
 
