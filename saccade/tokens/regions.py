@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from saccade.layers.boxes import adjust, centre_and_size, from_centre
 from saccade.layers.norm import TokenNorm
 from saccade.layers.sampling import clamp_gradient, sample
-from saccade.tokens.trace import RegionTrace
+from saccade.tokens.trace import RegionTrace, TubeTrace
 
 
 class RegionTokenizer(nn.Module):
@@ -53,11 +53,11 @@ class RegionTokenizer(nn.Module):
         decoded = self.decoder(tokens, features, points)
         return tokens + drop_path(decoded, drop, self.training), regions, points
 
-    def trace(self, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> RegionTrace:
+    def trace(self, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> RegionTrace | TubeTrace:
         """What one call of this module says about where its tokens looked."""
-        features = inputs[2]
         tokens, regions, points = output
-        return RegionTrace(regions, points, (features.shape[-2], features.shape[-1]), tokens)
+        kind = RegionTrace if regions.shape[-1] == 4 else TubeTrace
+        return kind(regions, points, tuple(inputs[2].shape[2:]), tokens)
 
 
 class RegionAdjuster(nn.Module):
@@ -114,13 +114,15 @@ class FixedPoints(nn.Module):
 
     def __init__(self, points: int, axes: int = 2, scale: float = 1.0, eps: float = 1e-5):
         super().__init__()
+        self.axes = axes
         self.scale = scale
         self.eps = eps
-        self.register_buffer("grid", point_grid(points, axes))
+        self.register_buffer("grid", point_grid(points, axes).flatten())
 
     def forward(self, tokens: Tensor, regions: Tensor) -> Tensor:
         """tokens (B, M, D), regions (B, M, 4) -> points (B, M, P, 2)."""
-        return spread_points(self.grid.to(regions.dtype)[None, None], regions, self.scale, self.eps)
+        offsets = self.grid.to(regions.dtype).view(1, 1, -1, self.axes)
+        return spread_points(offsets, regions, self.scale, self.eps)
 
 
 class AdaptiveDecoder(nn.Module):
@@ -256,6 +258,14 @@ def region_grid(num_tokens: int, init: str = "half") -> Tensor:
         line = line if side > 1 else torch.tensor([0.5])
         centre = torch.cartesian_prod(line, line)
     return from_centre(centre, torch.full_like(centre, width))
+
+
+def region_tubes(regions: Tensor, segments: int) -> Tensor:
+    """regions (M, 4) in each of `segments` equal parts of time, one part after the other -> tubes (segments M, 6)."""
+    ends = torch.arange(segments + 1, dtype=regions.dtype, device=regions.device) / segments
+    low, high = regions.repeat(segments, 1).chunk(2, dim=1)
+    start, end = (time.repeat_interleave(len(regions))[:, None] for time in (ends[:-1], ends[1:]))
+    return torch.cat([low, start, high, end], dim=1)
 
 
 def _quiet(norm: nn.LayerNorm) -> None:
