@@ -101,16 +101,20 @@ class VideoSparseFormer(SparseFormer):
             self.reset_classifier(0, "")
         return take
 
-    def forward_tokens(self, images: Tensor, passes: list[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward_tokens(self, clips: Tensor, passes: list[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """clips (B, 3, T, H, W) -> tokens (B, M, D), their tubes (B, M, 6), and what they looked at (B, C, T, h, w).
 
         `passes` collects the tokens after every pass.
         """
-        check_clips(images, self.in_chans)
-        batch = images.shape[0]
-        frames = images.permute(0, 2, 3, 4, 1).flatten(0, 1).permute(0, 3, 1, 2)  # (B T, 3, H, W)
+        check_clips(clips, self.in_chans)
+        batch = clips.shape[0]
+        frames = clips.permute(0, 2, 3, 4, 1).flatten(0, 1).permute(0, 3, 1, 2)  # (B T, 3, H, W)
         features = self.stem(channels_last(frames)).unflatten(0, (batch, -1)).transpose(1, 2)  # (B, C, T, h, w)
         return self.look_at(features, passes)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        """clips (B, 3, T, H, W) -> logits (B, K)."""
+        return self.forward_head(self.forward_features(clips))
 
 
 def inflate(state_dict: dict[str, Tensor], segments: int) -> tuple[dict[str, Tensor], dict[str, str]]:
