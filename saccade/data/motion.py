@@ -11,6 +11,7 @@ Rendering is one `grid_sample` a batch, on whatever device the photographs are.
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from saccade.data.photos import photo_paths
+from saccade.data.video import VideoFrames, write_video
 
 MOTIONS = ["left", "right", "up", "down", "zoom in", "zoom out", "rotate", "still"]
 SPLITS = {"train": 0, "val": 1, "test": 2}
@@ -78,6 +80,58 @@ def render(photos: Tensor, windows: Windows, size: int) -> Tensor:
     seen = F.grid_sample(photos[windows.photo], grid, padding_mode="reflection", align_corners=False)
     seen = F.avg_pool2d(seen, FINE).unflatten(2, (frames, size))  # (B, 3, T, H, W)
     return (seen * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+class MotionSet:
+    """A source of `count` clips of `frames` frames, `size` px a side. Everything about clip i follows from (seed, i).
+
+    Any index works, so the set has no end; splits share no clip, and training shares no photograph with the others.
+    """
+
+    classes = MOTIONS
+
+    def __init__(self, count: int = 4096, size: int = 64, frames: int = 8, split: str = "train", seed: int = 0):
+        if split not in SPLITS:
+            raise ValueError(f"the motions have splits {', '.join(SPLITS)}; got {split!r}.")
+        if size < 16 or count < 1 or frames < 1:
+            raise ValueError(f"expected clips of at least 1 frame of 16 px, got {count} of {frames} of {size} px.")
+        self.count, self.size, self.frames, self.split, self.seed = count, size, frames, split, seed
+        self.labels = np.arange(count, dtype=np.int64) % len(MOTIONS)  # balanced; the loader shuffles
+        names = [name for name in photo_paths() if (name in HELD_OUT) == (split != "train")]
+        self.photos = load_photos(size, names)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, index: int) -> VideoFrames:
+        return VideoFrames(self.clips([index])[0].permute(1, 2, 3, 0).cpu().numpy())
+
+    def name(self, index: int) -> str:
+        return f"motions ({self.split}, seed {self.seed}), clip {index}"
+
+    def to(self, device: torch.device | str) -> "MotionSet":
+        """The same set, rendered on `device`."""
+        moved = copy(self)
+        moved.photos = self.photos.to(device)
+        return moved
+
+    def clips(self, indices: Sequence[int], dice: Sequence[int] | None = None) -> Tensor:
+        """Clips (B, 3, T, S, S), uint8; with `dice`, other clips of the same classes, one for every throw."""
+        dice = dice if dice is not None else [0] * len(indices)
+        keys = [[self.seed, SPLITS[self.split], index, die] for index, die in zip(indices, dice, strict=True)]
+        throws = np.stack([np.random.default_rng(key).random(7, dtype=np.float32) for key in keys])
+        labels = torch.from_numpy(np.asarray(indices) % len(MOTIONS))
+        windows = draw_windows(labels, self.frames, len(self.photos), torch.from_numpy(throws))
+        return render(self.photos, Windows(*(part.to(self.photos.device) for part in windows)), self.size)
+
+
+def write_motions(folder: str | Path, clips: int = 64, size: int = 64, frames: int = 16, seed: int = 0) -> None:
+    """The set as MP4 files, folder/<split>/<class>/<number>.mp4: `clips` to train on, a quarter as many in val."""
+    for split, count in (("train", clips), ("val", max(len(MOTIONS), clips // 4))):
+        source = MotionSet(count, size, frames, split, seed)
+        for index in range(count):
+            name = MOTIONS[source.labels[index]].replace(" ", "_")
+            write_video(Path(folder) / split / name / f"{index:05d}.mp4", source.read(index).pixels, fps=frames)
 
 
 def load_photos(size: int, names: Sequence[str] | None = None) -> Tensor:

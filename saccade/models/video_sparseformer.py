@@ -14,8 +14,9 @@ still frame, says what the image model says (SF-61).
 from typing import Any
 
 import torch
+import torch.fx
 from timm.layers import trunc_normal_
-from timm.models import generate_default_cfgs, register_notrace_function
+from timm.models import generate_default_cfgs
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -25,7 +26,8 @@ from saccade.models.sparseformer import SparseFormer
 from saccade.tokens.regions import region_tubes
 
 __all__ = ["VideoSparseFormer"]
-register_notrace_function(check_clips)
+torch.fx.wrap("check_clips")  # unlike timm's list of leaves, this holds in every file a traced model reaches into
+torch.fx.wrap("channels_last")
 
 
 class VideoSparseFormer(SparseFormer):

@@ -229,9 +229,11 @@ def spread_points(offsets: Tensor, regions: Tensor, scale: float, eps: float) ->
 
 
 def point_grid(points: int, axes: int = 2) -> Tensor:
-    """First offsets (P, A): cell centres of a square grid over [-0.5, 0.5], x slowest, other axes 0 (SF-43).
+    """First offsets (P, A): cell centres of a square grid over [-0.5, 0.5], x slowest (SF-43).
 
-    A number of points that is not a square starts at random places of the same range.
+    In a video the points spread over time too, such that every row and every column of the grid sees every moment
+    once. (All at one moment would be a spread of zero, and its gradient would be multiplied by 1 / eps.) A number of
+    points that is not a square starts at random places of the same range.
     """
     if points < 2:
         raise ValueError(f"a token needs at least 2 points to have a spread; got {points}.")
@@ -239,8 +241,9 @@ def point_grid(points: int, axes: int = 2) -> Tensor:
     if side * side != points:
         return torch.rand(points, axes) - 0.5
     line = (torch.arange(side) + 0.5) / side - 0.5
-    grid = torch.cartesian_prod(line, line)
-    return F.pad(grid, (0, axes - 2))
+    across, down = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    places = torch.stack([across, down, (across + down) % side], dim=-1).flatten(0, 1)  # (P, 3)
+    return line[places[:, :axes]]
 
 
 def region_grid(num_tokens: int, init: str = "half") -> Tensor:
