@@ -1,4 +1,7 @@
-"""A video -> clips: which frames, cut how. Uint8 tensors (3, T, S, S), or (V, 3, T, S, S) for several views."""
+"""A video -> clips: which frames, cut how. Uint8 tensors (3, T, S, S), or (V, 3, T, S, S) for several views.
+
+A clip of one frame is a picture (3, S, S), for models of images.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -9,6 +12,7 @@ from torch import Tensor
 from torchvision.transforms import functional as tv
 
 from saccade.data.loader import seed_all
+from saccade.data.motion_loader import one_frame_is_a_picture
 from saccade.data.video import Video
 
 
@@ -36,7 +40,7 @@ class TrainClip:
         for frame in video.frames(numbers):
             seed_all(throw)
             changed.append(self.change(frame))
-        return torch.stack(changed, dim=1)
+        return one_frame_is_a_picture(torch.stack(changed, dim=1))
 
 
 class EvalClip:
@@ -61,7 +65,7 @@ class EvalClip:
 
     def __call__(self, video: Video) -> Tensor:
         views = [self.views(video, start) for start in spaced(self.clips)]
-        return torch.cat(views) if self.clips * self.crops > 1 else views[0][0]
+        return one_frame_is_a_picture(torch.cat(views) if self.clips * self.crops > 1 else views[0][0])
 
     def views(self, video: Video, start: float) -> Tensor:
         """One clip, cut at all places: (crops, 3, T, S, S)."""

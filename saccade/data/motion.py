@@ -130,8 +130,8 @@ def write_motions(folder: str | Path, clips: int = 64, size: int = 64, frames: i
     for split, count in (("train", clips), ("val", max(len(MOTIONS), clips // 4))):
         source = MotionSet(count, size, frames, split, seed)
         for index in range(count):
-            name = MOTIONS[source.labels[index]].replace(" ", "_")
-            write_video(Path(folder) / split / name / f"{index:05d}.mp4", source.read(index).pixels, fps=frames)
+            path = Path(folder) / split / MOTIONS[source.labels[index]] / f"{index:05d}.mp4"
+            write_video(path, source.read(index).pixels, fps=frames)
 
 
 def load_photos(size: int, names: Sequence[str] | None = None) -> Tensor:

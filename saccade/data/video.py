@@ -16,16 +16,13 @@ import numpy as np
 from PIL import Image
 
 from saccade._extras import require
+from saccade.data.image import BadImage
 
 SUFFIXES = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".wmv", ".flv", ".3gp", ".ts", ".gif"}
 
 
-class BadVideo(ValueError):
+class BadVideo(BadImage):
     """A video that cannot be read; the message names the file and the reason."""
-
-    def __init__(self, name: str, reason: object):
-        super().__init__(f"{name}: {reason}")
-        self.name, self.reason = name, str(reason)
 
     def __reduce__(self):  # it travels from loader processes
         return BadVideo, (self.name, self.reason)
@@ -55,6 +52,11 @@ class VideoFrames:
     def frames(self, numbers: Sequence[int]) -> Iterator[Image.Image]:
         for number in numbers:
             yield Image.fromarray(self.pixels[number])
+
+
+def middle_frame(seen: "Image.Image | Video") -> Image.Image:
+    """A picture that stands for what was read: itself, or the frame in the middle."""
+    return seen if isinstance(seen, Image.Image) else next(seen.frames([len(seen) // 2]))
 
 
 class VideoFile:

@@ -140,7 +140,7 @@ def test_a_set_of_nothing_is_named():
 def test_written_as_files_the_clips_come_back(tmp_path):
     write_motions(tmp_path, clips=8, size=64, frames=6)
     folders = sorted(path.name for path in (tmp_path / "train").iterdir())
-    assert folders == sorted(motion.replace(" ", "_") for motion in MOTIONS)
+    assert folders == sorted(MOTIONS)
     assert len(list((tmp_path / "val").rglob("*.mp4"))) == 8
     original = MotionSet(8, 64, 6).read(2).pixels.astype(int)
     video = VideoFile(tmp_path / "train" / MOTIONS[2] / "00002.mp4")
