@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="PATH",
-        help="class folders of pictures or videos, Parquet, tar shards, Hugging Face set, CSV of videos, scenes, motions",
+        help="class folders of pictures or videos, Parquet, tar shards, Hugging Face set, CSV list, scenes or motions",
     )
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or start it if there is none")
     parser.add_argument("--seed", type=int, help="seed of every random number (default: the recipe's, 0)")

@@ -22,9 +22,11 @@ def clip_numbers(count: int, frames: int, stride: int, start: float = 0.5) -> li
     `start` goes from 0, the earliest clip, to 1, the latest. A video too short for the stride is spread over the
     clip evenly, with repeated frames if it must be.
     """
-    step = min(stride, count / frames)
-    first = int(start * (count - frames * step) + 0.5)
-    return [min(count - 1, int(first + i * step)) for i in range(frames)]
+    room = count - 1 - (frames - 1) * stride
+    if room < 0:
+        return [i * count // frames for i in range(frames)]
+    first = int(start * room + 0.5)
+    return list(range(first, first + frames * stride, stride))
 
 
 class TrainClip:

@@ -136,7 +136,8 @@ def assemble(recipe: Recipe) -> tuple[nn.Module, Card, Sources, Preprocess]:
         interpolation=data.interpolation,
     )
     if recipe.task == "video":
-        sizes = sizes._replace(frames=data.frames or described.frames or 1, stride=data.stride)
+        frames = data.frames or described.frames if described.frames else 1  # models of images see the middle one
+        sizes = sizes._replace(frames=frames, stride=data.stride)
     elif sizes.frames:
         raise RecipeError(f"{wanted.name} takes clips: train it with task: video (--set task=video).")
     sources = open_sources(data, sizes.size, recipe.seed, sizes.frames)
