@@ -1,6 +1,6 @@
 """Play the motions backwards: a model that uses time takes left for right, up for down, in for out.
 
-    python examples/reversed_motions.py runs/motions
+python examples/reversed_motions.py runs/motions
 """
 
 import argparse
