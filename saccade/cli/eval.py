@@ -19,6 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="loader processes (default: one per core but one)")
     parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--max-bad", type=int, default=100, metavar="N", help="unreadable pictures to skip at most")
+    parser.add_argument(
+        "--views", type=int, nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="of a video (papers: 4 3)"
+    )
     parser.add_argument("--per-class", action="store_true", help="list every class, not only the ten weakest")
 
 
@@ -45,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
         device,
         dtype,
         args.max_bad,
+        tuple(args.views),
         **settings(args.set),
     )
     shares = [None if share is None else round(share, 2) for share in evaluation.per_class]

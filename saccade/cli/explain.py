@@ -9,7 +9,7 @@ EXAMPLE = "saccade explain photo.jpg --model svit_nano --out explained"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("images", metavar="IMAGE", nargs="*", help="picture files; the bundled photographs by name")
+    parser.add_argument("images", metavar="IMAGE", nargs="*", help="pictures, bundled photographs by name, or videos")
     parser.add_argument("--model", required=True, metavar="NAME|CHECKPOINT", help="a model's name or a file of weights")
     parser.add_argument(
         "--score", metavar="DATA", help="Parquet, COCO JSON, a folder with images/ and annotations/, or: scenes"

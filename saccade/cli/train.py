@@ -15,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a YAML file, or the name of one under recipes/")
     parser.add_argument("--model", metavar="NAME", help="any of saccade's or timm's models, in place of the recipe's")
     parser.add_argument(
-        "--data", metavar="PATH", help="folder of class folders, Parquet, tar shards, Hugging Face set, or: scenes"
+        "--data",
+        metavar="PATH",
+        help="class folders of pictures or videos, Parquet, tar shards, Hugging Face set, CSV list, scenes or motions",
     )
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or start it if there is none")
     parser.add_argument("--seed", type=int, help="seed of every random number (default: the recipe's, 0)")
@@ -56,6 +58,8 @@ def resolve(args: argparse.Namespace):
         source = Path(args.out) / "recipe.yaml"
     if source is None and not args.model:
         raise RecipeError("nothing to train: give a recipe (recipes/*.yaml) or --model NAME.")
+    if args.model and source is None and takes_clips(args.model):
+        changes = ["task=video", *changes]
     if args.model:  # options of the recipe's own model would not fit
         changes = [f"model={{name: {args.model}}}", *changes]
     if args.data:
@@ -63,6 +67,16 @@ def resolve(args: argparse.Namespace):
     if args.seed is not None:
         changes = [f"seed={args.seed}", *changes]
     return load_recipe(source, changes)
+
+
+def takes_clips(name: str) -> bool:
+    """Whether a model is one of video."""
+    import timm
+
+    import saccade  # noqa: F401  (registers the models)
+
+    known = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
+    return known is not None and len(known.input_size) == 4
 
 
 def find_recipe(name: str) -> Path:

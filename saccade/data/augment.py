@@ -130,15 +130,20 @@ def sample(pixels: Tensor, window: Tensor, size: int) -> Tensor:
 
 
 def normalise(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Pixels from 0 to 1 -> what the model was made for."""
-    offset = torch.tensor(mean, device=pixels.device, dtype=pixels.dtype)[:, None, None]
-    return (pixels - offset) / torch.tensor(std, device=pixels.device, dtype=pixels.dtype)[:, None, None]
+    """Pixels from 0 to 1 -> what the model was made for: pictures (…, 3, H, W), or clips, which have time behind it."""
+    behind = (1,) * (2 if pixels.ndim <= 4 else 3)  # axes behind the channels
+    offset, scale = (
+        torch.tensor(values, device=pixels.device, dtype=pixels.dtype).view(-1, *behind) for values in (mean, std)
+    )
+    return (pixels - offset) / scale
 
 
 def resize(pixels: Tensor, size: int) -> Tensor:
     """Square pictures to another side, smoothly."""
     if pixels.shape[-1] == size:
         return pixels
+    if pixels.ndim > 4:  # clips: frame by frame
+        return resize(pixels.flatten(0, -3)[:, None], size).view(*pixels.shape[:-2], size, size)
     return F.interpolate(pixels, (size, size), mode="bicubic", antialias=True, align_corners=False)
 
 

@@ -2,9 +2,9 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from saccade.data.image import read_image
 from saccade.data.source import DataError
@@ -18,22 +18,25 @@ class FolderSource:
     `classes` gives the list of another split, so that both agree on the numbers.
     """
 
+    suffixes = SUFFIXES
+    members = "pictures"
+
     def __init__(self, root: str | Path, classes: list[str] | None = None):
         self.root = Path(root)
         found = sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir() and entry.name[0] != ".")
         if not found:
-            loose = sum(_is_picture(entry.name) for entry in os.scandir(self.root))
-            what = f"{loose} pictures lie directly in it" if loose else "it holds no sub-folders"
-            raise DataError(f"{self.root} is no image folder: {what}. Expected one sub-folder per class.")
+            loose = sum(self._belongs(entry.name) for entry in os.scandir(self.root))
+            what = f"{loose} {self.members} lie directly in it" if loose else "it holds no sub-folders"
+            raise DataError(f"{self.root} is no folder of {self.members}: {what}. Expected one sub-folder per class.")
         if classes is not None and (unknown := sorted(set(found) - set(classes))):
             raise DataError(f"{self.root} has classes the training set has not: {', '.join(unknown[:5])}.")
         self.classes = list(classes) if classes is not None else found
         self.paths: list[str] = []
         labels: list[int] = []
         for name in found:
-            members = _pictures_under(self.root / name)
+            members = self._files_under(self.root / name)
             if not members:
-                raise DataError(f"the class folder {self.root / name} holds no pictures. Add some or remove it.")
+                raise DataError(f"the class folder {self.root / name} holds no {self.members}. Add some or remove it.")
             self.paths.extend(members)
             labels.extend([self.classes.index(name)] * len(members))
         self.labels = np.asarray(labels, dtype=np.int64)
@@ -41,22 +44,20 @@ class FolderSource:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def read(self, index: int) -> Image.Image:
+    def read(self, index: int) -> Any:
         return read_image(self.root / self.paths[index])
 
     def name(self, index: int) -> str:
         return str(self.root / self.paths[index])
 
+    def _belongs(self, name: str) -> bool:
+        return name[0] != "." and os.path.splitext(name)[1].lower() in self.suffixes
 
-def _is_picture(name: str) -> bool:
-    return name[0] != "." and os.path.splitext(name)[1].lower() in SUFFIXES
-
-
-def _pictures_under(folder: Path) -> list[str]:
-    """Paths relative to the class folder's parent, sorted: the same order on every machine."""
-    found = []
-    for where, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if name[0] != "."]
-        inside = os.path.relpath(where, folder.parent)
-        found.extend(os.path.join(inside, name) for name in files if _is_picture(name))
-    return sorted(found)
+    def _files_under(self, folder: Path) -> list[str]:
+        """Paths relative to the class folder's parent, sorted: the same order on every machine."""
+        found = []
+        for where, folders, files in os.walk(folder, followlinks=True):
+            folders[:] = [name for name in folders if name[0] != "."]
+            inside = os.path.relpath(where, folder.parent)
+            found.extend(os.path.join(inside, name) for name in files if self._belongs(name))
+        return sorted(found)

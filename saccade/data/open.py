@@ -18,21 +18,28 @@ from saccade.data.table import TableSource, disk_files
 TRAIN, HELD_OUT = ("train", "training"), ("val", "validation", "valid", "dev", "test", "testing")
 EMBEDDED = "scenes"
 Opener = Callable[..., Source]  # called with classes=…
+Finder = Callable[..., dict[str, Opener]]  # path and options -> splits
 
 
 def open_train_and_val(
-    path: str | Path, val_path: str | Path | None = None, val_fraction: float = 0.1, seed: int = 0, **options: Any
+    path: str | Path,
+    val_path: str | Path | None = None,
+    val_fraction: float = 0.1,
+    seed: int = 0,
+    find: Finder | None = None,
+    **options: Any,
 ) -> tuple[Source, Source]:
     """Both sources, checked. Without a validation split, `val_fraction` of every class is held out.
 
-    Options: `image_column`, `label_column` for tables; `scenes` (count) and `size` for the embedded scenes.
+    Options: `image_column`, `label_column` for tables; `scenes` (count) and `size` for the embedded scenes. `find`
+    looks for something else than pictures, see `open_videos`.
     """
-    splits = find_splits(path, **options)
+    splits = (find or find_splits)(path, **options)
     names = [name for name in TRAIN if name in splits]
     train = splits[names[0] if names else next(iter(splits))](classes=None)
     check_labels(train, "training")
     if val_path is not None:
-        held = open_split(val_path, None, train.classes, **options)
+        held = open_split(val_path, None, train.classes, find, **options)
     elif held_names := [name for name in HELD_OUT if name in splits]:
         held = splits[held_names[0]](classes=train.classes)
     else:
@@ -43,9 +50,15 @@ def open_train_and_val(
     return train, held
 
 
-def open_split(path: str | Path, split: str | None = None, classes: list[str] | None = None, **options: Any) -> Source:
+def open_split(
+    path: str | Path,
+    split: str | None = None,
+    classes: list[str] | None = None,
+    find: Finder | None = None,
+    **options: Any,
+) -> Source:
     """One source: the split asked for, else the held-out one, else all there is."""
-    splits = find_splits(path, **options)
+    splits = (find or find_splits)(path, **options)
     if split is None:
         split = next((name for name in HELD_OUT if name in splits), next(iter(splits)))
     elif split not in splits:

@@ -2,10 +2,9 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from PIL import Image
 
 _logger = logging.getLogger(__name__)
 
@@ -22,8 +21,8 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, index: int) -> Image.Image:
-        """The picture as RGB; raises `BadImage` for a damaged one."""
+    def read(self, index: int) -> Any:
+        """The picture as RGB, or the video; raises `BadImage` for a damaged one."""
         ...
 
     def name(self, index: int) -> str:
@@ -41,7 +40,7 @@ class Subset:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def read(self, index: int) -> Image.Image:
+    def read(self, index: int) -> Any:
         return self.source.read(int(self.indices[index]))
 
     def name(self, index: int) -> str:

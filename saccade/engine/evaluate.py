@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.data.augment import normalise, resize
-from saccade.data.loader import Batch, EvalLoader
+from saccade.data.loader import Batch
 from saccade.data.open import open_split
+from saccade.data.open_videos import find_video_splits
 from saccade.data.source import DataError, Source, check_labels
-from saccade.data.transforms import eval_transform
-from saccade.engine.feed import BadPictures
+from saccade.engine.feed import BadPictures, evaluation_batches
 from saccade.models._card import Card, Preprocess, open_model
 from saccade.tasks.classification import accuracy_metrics, per_class
+from saccade.tasks.video import average_views
 
 MANY = 1000  # classes beyond which no confusion matrix is kept
 
@@ -66,10 +67,17 @@ def evaluate_model(
             bad.add(batch.bad, "evaluation")
         if not len(batch.labels):
             continue
-        labels = batch.labels.to(device)
-        pixels = resize(batch.images.to(device).float() / 255, sizes.size).clamp(0, 1)
-        with autocast:
-            logits = model(normalise(pixels, sizes.mean, sizes.std)).float()
+        labels, images = batch.labels.to(device), batch.images.to(device)
+        views = images.shape[1] if images.ndim > (5 if sizes.frames > 1 else 4) else 0
+        parts = images.flatten(0, 1).split(len(labels)) if views else (images,)
+        found_logits = []
+        for part in parts:
+            pixels = resize(part.float() / 255, sizes.size).clamp(0, 1)
+            with autocast:
+                found_logits.append(model(normalise(pixels, sizes.mean, sizes.std)).float())
+        logits = torch.cat(found_logits)
+        if views:
+            logits = average_views(logits.unflatten(0, (-1, views)))
         metrics.update(logits, labels)
         confidence, predicted = logits.softmax(1).max(1)
         losses = F.cross_entropy(logits, labels, reduction="none")
@@ -105,20 +113,22 @@ def evaluate_checkpoint(
     device: str = "cpu",
     dtype: torch.dtype | None = None,
     max_bad: int = 100,
+    views: tuple[int, int] = (1, 1),
     **options: Any,
 ) -> tuple[Evaluation, Card, Source]:
     """A weights file (saccade's, an authors' release, a run's folder) on a data set, by the papers' protocol.
 
     Shorter side to size / crop_pct, centre crop; `size` and `crop_pct` default to what the file says. Classes are
-    matched by name where both sides have names.
+    matched by name where both sides have names. A model of clips takes videos, in `views` clips and crops each.
     """
     model, card = open_model(checkpoint)
     sizes = card.preprocess._replace(size=size or card.preprocess.size, crop_pct=crop_pct or card.preprocess.crop_pct)
+    if sizes.frames:
+        options |= {"find": find_video_splits, "frames": sizes.frames}
     source = open_split(data, split, card.classes or None, size=sizes.size, **options)
     if len(source.classes) != card.num_classes:
         raise DataError(f"the model tells {card.num_classes} classes apart, the data has {len(source.classes)}.")
     check_labels(source, "evaluation")
-    straight = eval_transform(sizes.size, sizes.crop_pct, sizes.interpolation)
-    batches = EvalLoader(source, straight, batch_size, workers, pin=device.startswith("cuda"))
+    batches = evaluation_batches(source, sizes, batch_size, workers, device, views)
     bad = BadPictures(max_bad)
     return evaluate_model(model, batches, card.num_classes, sizes, device, dtype, bad), card, source

@@ -1,13 +1,14 @@
 """From a recipe's data to batches: opens and checks the sources, decides files or memory, counts bad pictures."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import NamedTuple
 
 import torch
 
 from saccade.data.augment import BatchAugment, Policy
+from saccade.data.clips import EvalClip, TrainClip
 from saccade.data.loader import (
     Batch,
     EvalLoader,
@@ -20,7 +21,10 @@ from saccade.data.loader import (
     memory_size,
     usable_cores,
 )
+from saccade.data.motion import MotionSet
+from saccade.data.motion_loader import MotionEvalLoader, MotionLoader
 from saccade.data.open import open_train_and_val
+from saccade.data.open_videos import find_video_splits
 from saccade.data.source import DataError, Source
 from saccade.data.transforms import MemoryTransform, eval_transform, train_transform
 from saccade.engine.clock import Clock
@@ -65,8 +69,22 @@ class Sources(NamedTuple):
         return self.train.classes
 
 
-def open_sources(data: Data, image_size: int, seed: int) -> Sources:
-    """Open and check both sets, and decode them now if that pays."""
+def open_sources(data: Data, image_size: int, seed: int, frames: int = 0) -> Sources:
+    """Open and check both sets, and decode them now if that pays. With `frames`, they are sets of videos."""
+    if frames:
+        if not data.path:
+            raise DataError("no data: give --data PATH (a folder or CSV list of videos) or --data motions.")
+        train, val = open_train_and_val(
+            data.path,
+            data.val_path,
+            data.val_fraction,
+            seed,
+            find_video_splits,
+            motions=data.motions,
+            size=image_size,
+            frames=frames,
+        )
+        return Sources(train, val, None, None, BadPictures(data.max_bad))
     if not data.path:
         raise DataError("no data: give --data PATH (a folder, Parquet, tar shards) or --data scenes.")
     train, val = open_train_and_val(
@@ -98,6 +116,9 @@ def open_sources(data: Data, image_size: int, seed: int) -> Sources:
 class Feed:
     """The loaders of one process."""
 
+    train: FileLoader | MemoryLoader | MotionLoader
+    val: EvalLoader | MemoryEvalLoader | MotionEvalLoader
+
     def __init__(
         self,
         recipe: Recipe,
@@ -118,13 +139,17 @@ class Feed:
         pin = device.type == "cuda"
         if memory is not None and held is not None:
             memory, held = memory.to(device), held.to(device)
-            self.train: FileLoader | MemoryLoader = MemoryLoader(memory.images, memory.labels, self.order, memory.kept)
-            self.val: EvalLoader | MemoryEvalLoader = MemoryEvalLoader(held, share, rank, world)
+            self.train = MemoryLoader(memory.images, memory.labels, self.order, memory.kept)
+            self.val = MemoryEvalLoader(held, share, rank, world)
+        elif isinstance(sources.train, MotionSet) and isinstance(sources.val, MotionSet):
+            self.train = MotionLoader(sources.train.to(device), self.order)
+            self.val = MotionEvalLoader(sources.val.to(device), share, rank, world)
         else:
             change = train_transform(**_single(recipe.augment, recipe.data, sizes))
+            if sizes.frames:
+                change = TrainClip(sizes.frames, sizes.stride, change)
             self.train = FileLoader(sources.train, change, self.order, workers, pin)
-            size, crop = data.val_size or sizes.size, sizes.crop_pct
-            straight = eval_transform(size, crop, data.interpolation)
+            straight = straight_transform(sizes._replace(size=data.val_size or sizes.size))
             self.val = EvalLoader(sources.val, straight, share, workers, rank, world, pin)
 
     def stream(self, clock: Clock, val_every: int) -> "Stream":
@@ -150,6 +175,28 @@ class Stream:
                     step += 1
                     if step >= end or clock.expired():
                         break
+
+
+def evaluation_batches(
+    source: Source,
+    sizes: Preprocess,
+    batch_size: int,
+    workers: int | None,
+    device: torch.device | str,
+    views: tuple[int, int] = (1, 1),
+) -> EvalLoader | MotionEvalLoader:
+    """All of a source, once, as an evaluation on one process wants it."""
+    if isinstance(source, MotionSet):
+        return MotionEvalLoader(source.to(device), batch_size)
+    pin = torch.device(device).type == "cuda"
+    return EvalLoader(source, straight_transform(sizes, views), batch_size, workers, pin=pin)
+
+
+def straight_transform(sizes: Preprocess, views: tuple[int, int] = (1, 1)) -> Callable:
+    """How evaluation sees a picture, or a video in `views` clips and crops."""
+    if not sizes.frames:
+        return eval_transform(sizes.size, sizes.crop_pct, sizes.interpolation)
+    return EvalClip(sizes.size, sizes.frames, sizes.stride, sizes.crop_pct, sizes.interpolation, *views)
 
 
 def batch_augment(augment: Augment, size: int, sizes: Preprocess) -> BatchAugment:

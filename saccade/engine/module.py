@@ -177,20 +177,22 @@ class Training(LightningModule):
             self.model.set_loss_scale(scaler.get_scale())  # type: ignore[operator]
 
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """uint8 pictures -> augmented, normalised pictures (B, 3, S, S) and targets (B,) or (B, K)."""
+        """uint8 pictures -> augmented, normalised pictures (B, 3, S, S), or clips, and targets (B,) or (B, K)."""
         augment = self.recipe.augment
         with torch.autocast(self.device.type, enabled=False):
             if self.augment is not None:
                 images = self.augment(batch.images, self.dice)
             else:
                 images = normalise(batch.images.float() / 255, self.sizes.mean, self.sizes.std)
+            shape, targets = images.shape, batch.labels
+            images = images.flatten(1, -3)  # frames of a clip as channels: what happens to one happens to all
             if augment.erase:
                 images = erase(images, augment.erase, self.dice)
-            if self.recipe.trainer.channels_last:
+            if self.recipe.trainer.channels_last and len(shape) == 4:
                 images = images.contiguous(memory_format=torch.channels_last)
             if self.mix is not None and self.clock.share < augment.mix_until and len(images) % 2 == 0:
-                return self.mix(images, batch.labels)
-        return images, batch.labels
+                images, targets = self.mix(images, targets)
+        return images.view(shape), targets
 
     def straight(self, images: Tensor) -> Tensor:
         """uint8 pictures -> normalised pictures, as validation sees them."""

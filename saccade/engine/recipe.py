@@ -47,6 +47,10 @@ class Data:
     scenes: int = 2048  # of the embedded set "scenes": pictures to train on
     image_column: str | None = None
     label_column: str | None = None
+    frames: int | None = None  # of a clip; None is the model's own, and 1 (the middle one) for models of images
+    stride: int = 4  # frames of the video from one of the clip to the next
+    views: tuple[int, int] = (1, 1)  # of a video at the end: clips in time, crops in space; (4, 3) as in papers
+    motions: int = 4096  # of the embedded set "motions": clips of an epoch
 
 
 @dataclass
@@ -150,7 +154,7 @@ class Trainer:
 class Recipe:
     """One run."""
 
-    task: Literal["classification"] = "classification"
+    task: Literal["classification", "video"] = "classification"
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     epochs: int = 10

@@ -11,6 +11,7 @@ from PIL import Image
 
 from saccade.data.image import BadImage
 from saccade.data.source import Source
+from saccade.data.video import middle_frame
 from saccade.engine.charts import bar_chart, line_chart, matrix_chart
 from saccade.engine.evaluate import Evaluation
 from saccade.engine.recipe import Recipe, to_yaml
@@ -183,7 +184,7 @@ def _unreadable(reasons: list[str]) -> str:
 def _thumbnail(source: Source, index: int, side: int = 128) -> str:
     """The picture as a data address: small ones enlarged with their pixels visible, large ones reduced."""
     try:
-        image = source.read(index)
+        image = middle_frame(source.read(index))
     except BadImage:
         return ""
     factor = side / max(image.size)

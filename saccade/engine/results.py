@@ -29,7 +29,8 @@ def describe_run(
     """Everything a table, a report or a reader asks of a run."""
     recipe, clock, sources = module.recipe, module.clock, module.sources
     size = recipe.data.val_size or module.sizes.size
-    cost = count(model, size)
+    frames = module.sizes.frames
+    cost = count(model, (3, frames, size, size) if frames > 1 else size)
     speed = clock.images_per_second(recipe.batch_size)
     return {
         "model": recipe.model.name,

@@ -12,12 +12,12 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
-from saccade.data.loader import EvalLoader, MemoryEvalLoader, seed_all
-from saccade.data.transforms import eval_transform
+from saccade.data.loader import MemoryEvalLoader, seed_all
+from saccade.data.motion import MotionSet
 from saccade.engine.callbacks import Bar, History, Keeper, Signals, Stopped
 from saccade.engine.clock import Clock
 from saccade.engine.evaluate import Evaluation, evaluate_model
-from saccade.engine.feed import Sources, open_sources
+from saccade.engine.feed import Sources, evaluation_batches, open_sources
 from saccade.engine.module import Training
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
 from saccade.engine.report import write_report
@@ -135,7 +135,12 @@ def assemble(recipe: Recipe) -> tuple[nn.Module, Card, Sources, Preprocess]:
         crop_pct=data.crop_pct or described.crop_pct,
         interpolation=data.interpolation,
     )
-    sources = open_sources(data, sizes.size, recipe.seed)
+    if recipe.task == "video":
+        frames = data.frames or described.frames if described.frames else 1  # models of images see the middle one
+        sizes = sizes._replace(frames=frames, stride=data.stride)
+    elif sizes.frames:
+        raise RecipeError(f"{wanted.name} takes clips: train it with task: video (--set task=video).")
+    sources = open_sources(data, sizes.size, recipe.seed, sizes.frames)
     seed_all(recipe.seed)
     model = build_classifier(wanted.name, len(sources.classes), wanted.checkpoint, wanted.pretrained, **kwargs)
     if recipe.trainer.channels_last:
@@ -143,8 +148,8 @@ def assemble(recipe: Recipe) -> tuple[nn.Module, Card, Sources, Preprocess]:
     if recipe.trainer.grad_checkpointing:
         model.set_grad_checkpointing()  # type: ignore[operator]
     seen = sizes._replace(size=data.val_size or sizes.size)
-    if sources.val_memory is not None:
-        seen = seen._replace(crop_pct=1.0)  # pictures in memory are used whole
+    if sources.val_memory is not None or isinstance(sources.val, MotionSet):
+        seen = seen._replace(crop_pct=1.0)  # pictures in memory and rendered clips are used whole
     card = Card(wanted.name, len(sources.classes), dict(wanted.kwargs), sources.classes, seen)
     return model, card, sources, sizes
 
@@ -216,7 +221,6 @@ def final_evaluation(model: nn.Module, module: Training, device: torch.device) -
     if sources.val_memory is not None:
         batches: Any = MemoryEvalLoader(sources.val_memory.to(device), share)
     else:
-        straight = eval_transform(sizes.size, sizes.crop_pct, recipe.data.interpolation)
-        batches = EvalLoader(sources.val, straight, share, recipe.data.workers)
+        batches = evaluation_batches(sources.val, sizes, share, recipe.data.workers, device, recipe.data.views)
     dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(recipe.trainer.precision)
     return evaluate_model(model, batches, len(sources.classes), sizes, device, dtype)

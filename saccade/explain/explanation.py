@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from saccade.explain.clips import as_clips, load_clip
 from saccade.explain.figure import write
 from saccade.explain.images import ImageSource, as_list, load_view, unique_names
+from saccade.explain.one_clip import explain_clip
 from saccade.explain.one_picture import KINDS, ImageExplanation, explain_view
 from saccade.explain.subject import load_subject
 
@@ -104,7 +106,8 @@ def explain(
     """See what every token of a model sees in one or many pictures.
 
     Args:
-        images: paths, Pillow images, arrays (H, W, 3) or tensors (3, H, W) in [0, 1]; one or many.
+        images: paths, Pillow images, arrays (H, W, 3) or tensors (3, H, W) in [0, 1]; one or many. For a video model
+            paths, arrays (T, H, W, 3) or tensors (3, T, H, W).
         model: a module, a model's name, or a checkpoint file.
         target: class to explain, by number or name; by default what the model answers.
         labels: class names; ImageNet's are known.
@@ -122,23 +125,28 @@ def explain(
             raise ValueError(f"importance knows {' and '.join(KINDS)}; got {kind!r}.")
     if not all(0 <= value <= 1 for value in anchor):
         raise ValueError(f"the anchor is x, y in units of the picture, each from 0 to 1; got {anchor}.")
-    sources = as_list(images)
+    subject = load_subject(model, labels, device, seed, options)
+    sources = as_clips(images) if subject.frames else as_list(images)
     if not sources:
         raise ValueError("no images to explain.")
-    subject = load_subject(model, labels, device, seed, options)
     explained: list[ImageExplanation] = []
     skipped: dict[str, str] = {}
     for source, name in zip(sources, unique_names(sources), strict=True):
         if tell:
             tell(f"{name}: {len(explained) + len(skipped) + 1} of {len(sources)}")
+        drawn = None if all_tokens else most
         try:
+            if subject.frames:
+                clip = load_clip(source, size or subject.size, subject.frames, subject.stride, name)
+                explained.append(explain_clip(subject, clip, target, importance, drawn))
+                continue
             view = load_view(source, size or subject.size, name)
         except ValueError as error:  # one bad picture among many is reported and left out
             if len(sources) == 1:
                 raise
             skipped[name] = str(error)
             continue
-        explained.append(explain_view(subject, view, target, importance, None if all_tokens else most, anchor, seed))
+        explained.append(explain_view(subject, view, target, importance, drawn, anchor, seed))
     if not explained:
         raise ValueError("none of the images can be read. " + " ".join(skipped.values()))
     parameters = sum(p.numel() for p in subject.model.parameters())

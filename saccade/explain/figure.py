@@ -21,6 +21,7 @@ class Panel(NamedTuple):
     note: str = ""  # its numbers: "0.83 of the probability"
     colour: tuple[int, int, int] | None = None  # the token's
     sharp: bool = False  # a matrix, whose cells keep their edges
+    film: np.ndarray | None = None  # (T, H, W, 3) uint8 where the picture moves
 
 
 class Figure(NamedTuple):
@@ -39,6 +40,11 @@ class Figure(NamedTuple):
         )
 
     def save(self, path: str | os.PathLike) -> Path:
+        """Write the sheet; panels that move are written beside it as animated GIF and WebP."""
+        for number, panel in enumerate(panel for panel in self.panels if panel.film is not None):
+            for kind in ("GIF", "WEBP"):
+                name = f"{Path(path).stem}{f'-{number + 1}' if number else ''}.{kind.lower()}"
+                write(Path(path).with_name(name), animate(panel.film, kind))  # type: ignore[arg-type]
         return write(path, self._repr_png_())
 
     def _repr_png_(self) -> bytes:  # a notebook shows the sheet
@@ -90,6 +96,14 @@ def encode(picture: np.ndarray, kind: str = "PNG") -> bytes:
     buffer = io.BytesIO()
     options = {"quality": 88, "subsampling": 0} if kind == "JPEG" else {"compress_level": 6}
     Image.fromarray(picture).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def animate(film: np.ndarray, kind: str = "WEBP", pause: int = 150) -> bytes:
+    """(T, H, W, 3) -> an endless moving picture, `pause` milliseconds a frame."""
+    buffer = io.BytesIO()
+    first, *others = (Image.fromarray(frame) for frame in film)
+    first.save(buffer, kind, save_all=True, append_images=others, duration=pause, loop=0)
     return buffer.getvalue()
 
 

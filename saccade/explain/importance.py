@@ -49,7 +49,7 @@ def by_gradient(model: nn.Module, images: Tensor, score: Score, counts: Sequence
 
 @torch.no_grad()
 def by_occlusion(model: nn.Module, image: Tensor, score: Score, step: int, count: int, batch: int = 16) -> Tensor:
-    """How much the score of one image (1, C, H, W) falls when each token of a recorded step is zeroed: (M,)."""
+    """How much the score of one image (1, C, H, W), or clip, falls when a token of a recorded step is zeroed: (M,)."""
     whole = score(model(image))
     drops = []
     for start in range(0, count, batch):
@@ -57,5 +57,5 @@ def by_occlusion(model: nn.Module, image: Tensor, score: Score, step: int, count
         gates = torch.ones(len(rows), count, device=image.device)
         gates[torch.arange(len(rows)), rows] = 0
         with gated(model, {step: gates}):
-            drops.append(whole - score(model(image.expand(len(rows), -1, -1, -1))))
+            drops.append(whole - score(model(image.expand(len(rows), *image.shape[1:]))))
     return torch.cat(drops)

@@ -81,10 +81,14 @@ def observe(model: nn.Module, view: View, mean: Sequence[float], std: Sequence[f
 
 
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Pictures (B, C, H, W) in [0, 1] as the model was trained to see them; grey models get the mean of the colours."""
+    """Pictures (B, C, H, W) or clips (B, C, T, H, W) in [0, 1] as the model was trained to see them.
+
+    Grey models get the mean of the colours.
+    """
     if len(mean) == 1:
         images = images.mean(1, keepdim=True)
-    middle, spread = (torch.tensor(values, device=images.device).view(1, -1, 1, 1) for values in (mean, std))
+    shape = (1, -1, *[1] * (images.ndim - 2))
+    middle, spread = (torch.tensor(values, device=images.device).view(shape) for values in (mean, std))
     return (images - middle) / spread
 
 

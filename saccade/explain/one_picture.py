@@ -59,6 +59,31 @@ def explain_view(
     return _Work(subject, view, target, anchor, seed).explain(importance, most)
 
 
+def answer_of(
+    subject: Subject, output: Any, target: int | str | None
+) -> tuple[list[tuple[str, float]], int | None, Score | None, list[str]]:
+    """The first five answers, the number of the class to explain and its score; or a note why there is none."""
+    try:
+        if getattr(subject.model, "num_classes", None) == 0:
+            raise ValueError("this model was built without classes.")
+        logits = class_logits(output)[0].float()
+    except ValueError as error:
+        if target is not None:
+            raise
+        return [], None, None, [f"No importance: {error}"]
+    if isinstance(target, str):
+        names = [subject.label(i) for i in range(len(logits))]
+        if target not in names and not target.lstrip("-").isdigit():
+            raise ValueError(f"this model knows no class {target!r}.")
+        target = names.index(target) if target in names else int(target)
+    number = int(logits.argmax()) if target is None else target
+    score = class_score(number)
+    score(output)  # names a number that does not exist
+    chance, first = logits.softmax(0).topk(min(5, len(logits)))
+    answers = [(subject.label(int(i)), float(p)) for i, p in zip(first, chance, strict=True)]
+    return answers, number % len(logits), score, []
+
+
 class _Work:
     """All figures and arrays of one picture, in the order they are drawn."""
 
@@ -68,7 +93,8 @@ class _Work:
         self.notes: list[str] = []
         self.arrays: dict[str, np.ndarray] = {"image": view.image.permute(1, 2, 0).numpy()}
         self.seen = observe(subject.model, view, subject.mean, subject.std)
-        self.answers, self.target, self.score = self._answer(target)
+        self.answers, self.target, self.score, notes = answer_of(subject, self.seen.output, target)
+        self.notes += notes
         self.answer = subject.label(self.target) if self.target is not None else "the answer"
         self.name = subject.name
 
@@ -90,28 +116,6 @@ class _Work:
         drawn = {figure.name: figure for figure in figures}
         target = self.answer if self.target is not None else ""
         return ImageExplanation(self.view.name, self.answers, target, drawn, self.arrays, steps, self.notes)
-
-    def _answer(self, target: int | str | None) -> tuple[list[tuple[str, float]], int | None, Score | None]:
-        try:
-            if getattr(self.subject.model, "num_classes", None) == 0:
-                raise ValueError("this model was built without classes.")
-            logits = class_logits(self.seen.output)[0].float()
-        except ValueError as error:
-            if target is not None:
-                raise
-            self.notes.append(f"No importance: {error}")
-            return [], None, None
-        if isinstance(target, str):
-            names = [self.subject.label(i) for i in range(len(logits))]
-            if target not in names and not target.lstrip("-").isdigit():
-                raise ValueError(f"this model knows no class {target!r}.")
-            target = names.index(target) if target in names else int(target)
-        number = int(logits.argmax()) if target is None else target
-        score = class_score(number)
-        score(self.seen.output)  # names a number that does not exist
-        chance, first = logits.softmax(0).topk(min(5, len(logits)))
-        answers = [(self.subject.label(int(i)), float(p)) for i, p in zip(first, chance, strict=True)]
-        return answers, number % len(logits), score
 
     def _importance(self, kinds: Sequence[str]) -> dict[int, dict[str, np.ndarray]]:
         """By step and kind: the gradient for every step, occlusion (dearer) for the last."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from saccade.explain.figure import Figure, Panel, encode
+from saccade.explain.figure import Figure, Panel, animate, encode
 
 if TYPE_CHECKING:
     from saccade.explain.explanation import Explanation
@@ -104,8 +104,9 @@ def draw(figure: Figure) -> str:
 
 def picture(panel: Panel) -> str:
     """The panel's picture as an img: matrices as PNG with sharp cells, photographs as JPEG."""
-    kind = "png" if panel.sharp else "jpeg"
-    text = base64.b64encode(encode(panel.picture, kind.upper())).decode()
+    kind = "webp" if panel.film is not None else "png" if panel.sharp else "jpeg"
+    content = encode(panel.picture, kind.upper()) if panel.film is None else animate(panel.film)
+    text = base64.b64encode(content).decode()
     alt = escape(" ".join((panel.label, panel.note)).strip() or "picture", quote=True)
     crisp = ' class="crisp"' if panel.sharp else ""
     return f'<img{crisp} loading="lazy" alt="{alt}" src="data:image/{kind};base64,{text}">'
@@ -163,7 +164,7 @@ def _picture(image: "ImageExplanation", number: int) -> str:
 
 def _summary(image: "ImageExplanation") -> list[tuple[str, str, str]]:
     """How many tokens from how many pixels; equal steps counted, not listed."""
-    kinds = [(step["tokens"], "a map of {} x {}".format(*step["grid"])) for step in image.steps]
+    kinds = [(step["tokens"], "a map of " + " x ".join(map(str, step["grid"]))) for step in image.steps]
     return [(str(kind[0]), kind[1], str(kinds.count(kind))) for kind in dict.fromkeys(kinds)]
 
 

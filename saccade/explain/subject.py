@@ -27,6 +27,8 @@ class Subject(NamedTuple):
     size: int  # side of the square it was made for
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    frames: int = 0  # of a clip; 0 where pictures are expected
+    stride: int = 1  # of a clip: frames of the video from one to the next
 
     def label(self, number: int) -> str:
         return self.labels[number] if self.labels and number < len(self.labels) else f"class {number}"
@@ -65,7 +67,7 @@ def load_subject(
     elif channels != 3:
         raise ValueError(f"{name} takes {channels} channels; pictures have 3 (or 1 with in_chans=1).")
     labels = labels or (card.classes if card else None) or class_names(model)
-    return Subject(model, name, weights, trained, labels, expects.size, mean, std)
+    return Subject(model, name, weights, trained, labels, expects.size, mean, std, expects.frames, expects.stride)
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -78,8 +80,9 @@ def is_checkpoint(path: Path) -> bool:
 def preprocess_of(model: nn.Module) -> Preprocess:
     """What the model, or the backbone inside it, says it expects."""
     config = config_of(model)
-    side = (config.get("input_size") or (3, SIZE, SIZE))[-1]
-    return Preprocess(side, tuple(config.get("mean") or MEAN), tuple(config.get("std") or STD))
+    shape = config.get("input_size") or (3, SIZE, SIZE)
+    clip = {"frames": shape[1], "stride": 4} if len(shape) == 4 else {}
+    return Preprocess(shape[-1], tuple(config.get("mean") or MEAN), tuple(config.get("std") or STD), **clip)
 
 
 def config_of(model: nn.Module) -> Mapping[str, Any]:

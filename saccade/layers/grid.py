@@ -38,3 +38,19 @@ def check_images(images: Tensor, channels: int = 3, smallest: int = 1) -> None:
     elif images.shape[-1] == channels:
         hint = " This looks channels-last: images.movedim(-1, -3)."
     raise ValueError(f"expected images (B, {channels}, H, W), got {list(images.shape)}.{hint}")
+
+
+def check_clips(clips: Tensor, channels: int = 3) -> None:
+    """The same for clips: channels before time before rows and columns."""
+    if clips.ndim == 5 and clips.shape[1] == channels:
+        return
+    hint = ""
+    if clips.ndim == 4 and clips.shape[0] == channels:
+        hint = " One clip needs a batch axis: clips[None]."
+    elif clips.ndim == 4 and clips.shape[1] == channels:
+        hint = " Images are clips of one frame: images[:, :, None]."
+    elif clips.ndim == 5 and clips.shape[2] == channels:
+        hint = " Time stands before the channels here: clips.transpose(1, 2)."
+    elif clips.shape[-1] == channels:
+        hint = " This looks channels-last: clips.movedim(-1, -4)."
+    raise ValueError(f"expected clips (B, {channels}, T, H, W), got {list(clips.shape)}.{hint}")

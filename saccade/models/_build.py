@@ -31,6 +31,7 @@ OFFICIAL_FILES = {
     "svit": "the SViT authors' GitHub repository (hhb072/STViT)",
     "paca": "the PaCa-ViT authors' GitHub repository (iVMCL/PaCaViT)",
     "sparseformer": "the SparseFormer authors' GitHub repository (showlab/sparseformer)",
+    "video_sparseformer": "the SparseFormer authors' GitHub repository (showlab/sparseformer; image weights inflate)",
 }
 
 
@@ -61,9 +62,17 @@ def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model
     if pretrained:
         _check_weights_exist(name, kwargs)
     out_indices = kwargs.pop("out_indices", (0, 1, 2, 3))
-    return build_model_with_cfg(
+    known = timm.models.get_pretrained_cfg(name)
+    clip = known.input_size if known is not None and len(known.input_size) == 4 else None
+    if clip:  # timm's builder knows images only: it is shown one frame, and told the truth afterwards
+        overlay = {"input_size": (clip[0], *clip[2:])} | (kwargs.get("pretrained_cfg_overlay") or {})
+        kwargs["pretrained_cfg_overlay"] = overlay
+    model = build_model_with_cfg(
         cls, name, pretrained, feature_cfg={"out_indices": out_indices, "feature_cls": "getter"}, **kwargs
     )
+    if clip:
+        model.pretrained_cfg["input_size"] = clip
+    return model
 
 
 def _check_weights_exist(name: str, kwargs: dict[str, Any]) -> None:

@@ -31,6 +31,8 @@ class Preprocess(NamedTuple):
     std: tuple[float, ...] = STD
     crop_pct: float = 1.0  # centre crop / resized shorter side
     interpolation: str = "bicubic"
+    frames: int = 0  # of a clip; 0 where pictures are expected
+    stride: int = 1  # from one frame of a clip to the next
 
 
 class Card(NamedTuple):
@@ -46,12 +48,14 @@ class Card(NamedTuple):
 def preprocess_of(model: nn.Module) -> Preprocess:
     """From timm's description of a model."""
     about: Any = getattr(model, "pretrained_cfg", None) or {}
+    shape = about.get("input_size", (3, 224, 224))
     return Preprocess(
-        about.get("input_size", (3, 224, 224))[-1],
+        shape[-1],
         tuple(about.get("mean", MEAN)),
         tuple(about.get("std", STD)),
         about.get("crop_pct") or 1.0,
         about.get("interpolation") or "bicubic",
+        shape[1] if len(shape) == 4 else 0,
     )
 
 

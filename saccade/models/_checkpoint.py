@@ -37,12 +37,14 @@ class LoadReport(NamedTuple):
     loaded: int  # tensors taken from the file
     new: dict[str, str]  # tensors of the model left as they were, with the reason
     ignored: tuple[str, ...]  # tensors of the file the model has no place for
+    changed: dict[str, str]  # tensors taken, but not as they were, with what was done to them
 
     def __str__(self) -> str:
         lines = [f"{self.loaded} tensors loaded from a {self.source} checkpoint"]
-        for reason in dict.fromkeys(self.new.values()):
-            names = [name for name, why in self.new.items() if why == reason]
-            lines.append(f"{len(names)} left new ({reason}): {_some(names)}")
+        for what, tensors in (("changed", self.changed), ("left new", self.new)):
+            for reason in dict.fromkeys(tensors.values()):
+                names = [name for name, why in tensors.items() if why == reason]
+                lines.append(f"{len(names)} {what} ({reason}): {_some(names)}")
         if self.ignored:
             lines.append(f"{len(self.ignored)} ignored: {_some(self.ignored)}")
         return "; ".join(lines)
@@ -59,17 +61,20 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, A
     if family:
         state_dict = _convert(family, state_dict, target)
     new: dict[str, str] = {}
+    changed: dict[str, str] = {}
     dropped: tuple[str, ...] = ()
     if hasattr(target, "adapt_checkpoint"):
         found = state_dict
-        state_dict, new = target.adapt_checkpoint(found)
+        state_dict, new, *rest = target.adapt_checkpoint(found)
+        changed = rest[0] if rest else {}
         dropped = tuple(key for key in found if key not in state_dict and key not in new)
     state_dict, ignored = _drop_unused(state_dict, model, target)
     ignored = dropped + ignored
     missing = _compare(state_dict, target, new, strict)
     target.load_state_dict(state_dict, strict=False)
-    report = LoadReport(f"{family} (official)" if family else "saccade", len(state_dict), new | missing, ignored)
-    if report.new or report.ignored:
+    source_layout = f"{family} (official)" if family else "saccade"
+    report = LoadReport(source_layout, len(state_dict), new | missing, ignored, changed)
+    if report.new or report.ignored or report.changed:
         _logger.warning("%s", report)
     return report
 
@@ -116,7 +121,7 @@ def save_checkpoint(
 def identify(source: str | os.PathLike | Mapping[str, Any]) -> tuple[str, int]:
     """Which model a checkpoint holds: (name, number of classes), told from its tensors' names and shapes."""
     state_dict, family = _recognise(read_state_dict(source))
-    for name in list_models(f"{family}*" if family else ""):
+    for name in list_models(f"*{family}*" if family else ""):
         with torch.device("meta"):
             model = create_model(name)
         try:

@@ -9,7 +9,7 @@ class Reported(NamedTuple):
     paper: str  # arXiv number and table
     params: str  # millions, "25" or "22.0"
     madds: str  # billions of multiply-adds at `size`, "4.4"
-    top1: float | None = None  # ImageNet-1K, %
+    top1: float | None = None  # ImageNet-1K, %; of video models, Kinetics-400 by 12 views
     size: int = 224
     note: str = ""  # how the paper counted, where that differs from `saccade.benchmark.count`
 
@@ -29,6 +29,9 @@ REPORTED: dict[str, Reported] = {
     "svit_small": Reported("2211.11167 Table 2", "25", "4.4", 83.6),
     "svit_base": Reported("2211.11167 Table 2", "52", "9.9", 84.8),
     "svit_large": Reported("2211.11167 Table 2", "95", "15.6", 85.3),
+    "video_sparseformer_tiny": Reported("2304.03768 Table 5", "31", "22", 77.9, note=_WITHOUT_MIXING),
+    "video_sparseformer_small": Reported("2304.03768 Table 5", "48", "38", 79.1, note=_WITHOUT_MIXING),
+    "video_sparseformer_base": Reported("2304.03768 Table 5", "81", "74", 79.8, note=_WITHOUT_MIXING),
     "vt_resnet18": Reported("2006.03677 Table 8", "11.7", "1.569", 76.8),
     "vt_resnet34": Reported("2006.03677 Table 2", "21.9", "3.280", 75.0),  # Table 8's is another model, docs/vt.md
     "vt_resnet50": Reported("2006.03677 Table 8", "21.4", "3.412", 80.6),

@@ -197,6 +197,8 @@ class SparseFormer(nn.Module):
         dense: with the projections that a content-aware dense map needs; `features_only=True` implies it.
     """
 
+    axes = 2  # of what tokens look at: across and down; a video adds time
+
     def __init__(
         self,
         in_chans: int = 3,
@@ -250,9 +252,10 @@ class SparseFormer(nn.Module):
         def look(dim: int) -> RegionTokenizer:
             eps = 1e-7 if training_code else 1e-5
             if repeats:
-                adjuster, placer = RegionAdjuster(dim), PointPlacer(dim, points, scale=point_scale, eps=eps)
+                adjuster = RegionAdjuster(dim, self.axes)
+                placer = PointPlacer(dim, points, self.axes, point_scale, eps)
             else:
-                adjuster, placer = None, FixedPoints(points, scale=point_scale, eps=eps)
+                adjuster, placer = None, FixedPoints(points, self.axes, point_scale, eps)
             if decoding == "adaptive":
                 decoder = AdaptiveDecoder(dim, channels, points, eps=1e-6 if training_code else 1e-5)
             else:
@@ -373,8 +376,11 @@ class SparseFormer(nn.Module):
         `passes` collects the tokens after every pass.
         """
         check_images(images, self.in_chans)
-        features = self.stem(channels_last(images))
-        batch = images.shape[0]  # copies below: torch's flop counter stumbles over views of parameters
+        return self.look_at(self.stem(channels_last(images)), passes)
+
+    def look_at(self, features: Tensor, passes: list[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """features (B, C, H, W) -> tokens (B, M, D), regions (B, M, 4), features."""
+        batch = features.shape[0]  # copies below: torch's flop counter stumbles over views of parameters
         tokens = self.embeddings.to(features.dtype).repeat(batch, 1, 1)
         regions = at_least_float32(self.regions).repeat(batch, 1, 1)
         tokens, regions = self.focus(tokens, regions, features, passes)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from saccade.layers.boxes import adjust, centre_and_size, from_centre
 from saccade.layers.norm import TokenNorm
 from saccade.layers.sampling import clamp_gradient, sample
-from saccade.tokens.trace import RegionTrace
+from saccade.tokens.trace import RegionTrace, TubeTrace
 
 
 class RegionTokenizer(nn.Module):
@@ -53,11 +53,11 @@ class RegionTokenizer(nn.Module):
         decoded = self.decoder(tokens, features, points)
         return tokens + drop_path(decoded, drop, self.training), regions, points
 
-    def trace(self, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> RegionTrace:
+    def trace(self, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> RegionTrace | TubeTrace:
         """What one call of this module says about where its tokens looked."""
-        features = inputs[2]
         tokens, regions, points = output
-        return RegionTrace(regions, points, (features.shape[-2], features.shape[-1]), tokens)
+        kind = RegionTrace if regions.shape[-1] == 4 else TubeTrace
+        return kind(regions, points, tuple(inputs[2].shape[2:]), tokens)
 
 
 class RegionAdjuster(nn.Module):
@@ -114,13 +114,15 @@ class FixedPoints(nn.Module):
 
     def __init__(self, points: int, axes: int = 2, scale: float = 1.0, eps: float = 1e-5):
         super().__init__()
+        self.axes = axes
         self.scale = scale
         self.eps = eps
-        self.register_buffer("grid", point_grid(points, axes))
+        self.register_buffer("grid", point_grid(points, axes).flatten())
 
     def forward(self, tokens: Tensor, regions: Tensor) -> Tensor:
         """tokens (B, M, D), regions (B, M, 4) -> points (B, M, P, 2)."""
-        return spread_points(self.grid.to(regions.dtype)[None, None], regions, self.scale, self.eps)
+        offsets = self.grid.to(regions.dtype).view(1, 1, -1, self.axes)
+        return spread_points(offsets, regions, self.scale, self.eps)
 
 
 class AdaptiveDecoder(nn.Module):
@@ -227,9 +229,11 @@ def spread_points(offsets: Tensor, regions: Tensor, scale: float, eps: float) ->
 
 
 def point_grid(points: int, axes: int = 2) -> Tensor:
-    """First offsets (P, A): cell centres of a square grid over [-0.5, 0.5], x slowest, other axes 0 (SF-43).
+    """First offsets (P, A): cell centres of a square grid over [-0.5, 0.5], x slowest (SF-43).
 
-    A number of points that is not a square starts at random places of the same range.
+    In a video the points spread over time too, such that every row and every column of the grid sees every moment
+    once. (All at one moment would be a spread of zero, and its gradient would be multiplied by 1 / eps.) A number of
+    points that is not a square starts at random places of the same range.
     """
     if points < 2:
         raise ValueError(f"a token needs at least 2 points to have a spread; got {points}.")
@@ -237,8 +241,9 @@ def point_grid(points: int, axes: int = 2) -> Tensor:
     if side * side != points:
         return torch.rand(points, axes) - 0.5
     line = (torch.arange(side) + 0.5) / side - 0.5
-    grid = torch.cartesian_prod(line, line)
-    return F.pad(grid, (0, axes - 2))
+    across, down = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    places = torch.stack([across, down, (across + down) % side], dim=-1).flatten(0, 1)  # (P, 3)
+    return line[places[:, :axes]]
 
 
 def region_grid(num_tokens: int, init: str = "half") -> Tensor:
@@ -256,6 +261,14 @@ def region_grid(num_tokens: int, init: str = "half") -> Tensor:
         line = line if side > 1 else torch.tensor([0.5])
         centre = torch.cartesian_prod(line, line)
     return from_centre(centre, torch.full_like(centre, width))
+
+
+def region_tubes(regions: Tensor, segments: int) -> Tensor:
+    """regions (M, 4) in each of `segments` equal parts of time, one part after the other -> tubes (segments M, 6)."""
+    ends = torch.arange(segments + 1, dtype=regions.dtype, device=regions.device) / segments
+    low, high = regions.repeat(segments, 1).chunk(2, dim=1)
+    start, end = (time.repeat_interleave(len(regions))[:, None] for time in (ends[:-1], ends[1:]))
+    return torch.cat([low, start, high, end], dim=1)
 
 
 def _quiet(norm: nn.LayerNorm) -> None:

@@ -1,5 +1,7 @@
 """What a family reports of one step: the link between pixels and tokens, drawable as maps (B, M, H, W).
 
+Maps of a clip are (B, M, T, H, W).
+
 A module that groups pixels has a method `trace(inputs, output)` that turns one call of itself into one of these
 tuples. It is called from outside, by `saccade.record`; forward() never knows. `name` and `step` are filled in there.
 """
@@ -68,15 +70,44 @@ class RegionTrace(NamedTuple):
 
     def maps(self, bandwidth: float = 1 / 28) -> Tensor:
         """(B, M, H, W): density of each token's points by a top-hat kernel of radius `bandwidth` of the image side."""
-        (height, width), device = self.size, self.points.device
-        y = (torch.arange(height, device=device) + 0.5) / height
-        x = (torch.arange(width, device=device) + 0.5) / width
+        # Image by image: (M, P, H, W) once is large enough.
+        return torch.stack([_near(points, *self.size, bandwidth).mean(1) for points in self.points.unbind(0)])
+
+
+class TubeTrace(NamedTuple):
+    """VideoSparseFormer: where and when every token looks, and the points it samples there."""
+
+    regions: Tensor  # (B, M, 6), x0 y0 t0 x1 y1 t1 in units of the clip
+    points: Tensor  # (B, M, P, 3), x y t in units of the clip
+    size: tuple[int, int, int]  # (T, H, W) of the feature maps that were sampled
+    tokens: Tensor | None = None  # (B, M, D)
+    name: str = ""
+    step: int = 0
+
+    def maps(self, bandwidth: float = 1 / 28) -> Tensor:
+        """(B, M, T, H, W): density of each token's points, frame by frame.
+
+        Within a frame by a top-hat kernel, as `RegionTrace.maps`; between two frames a point counts for both, as much
+        as it samples from each. So the sum over frames is what an image would show of the points inside the clip.
+        """
+        frames, height, width = self.size
+        moments = torch.arange(frames, device=self.points.device)
         maps = []
-        for points in self.points.unbind(0):  # image by image: (M, P, H, W) once is large enough
-            near_x = (x - points[..., 0, None]).square()[..., None, :]  # (M, P, 1, W)
-            near_y = (y - points[..., 1, None]).square()[..., :, None]  # (M, P, H, 1)
-            maps.append((near_x + near_y <= bandwidth**2).float().mean(1))
-        return torch.stack(maps)
+        for points in self.points.unbind(0):
+            at = points[..., 2, None] * frames - 0.5  # frame i is centred at i
+            share = (1 - (at - moments).abs()).clamp(min=0)  # (M, P, T)
+            near = _near(points[..., :2], height, width, bandwidth).flatten(2)  # (M, P, N)
+            maps.append(torch.matmul(share.transpose(1, 2).to(near.dtype), near) / points.shape[1])
+        return torch.stack(maps).unflatten(3, (height, width))
 
 
-Trace = AssignmentTrace | AssociationTrace | RegionTrace
+def _near(points: Tensor, height: int, width: int, radius: float) -> Tensor:
+    """points (M, P, 2) -> (M, P, H, W): 1 where a pixel's centre lies within `radius` of the point, else 0."""
+    y = (torch.arange(height, device=points.device) + 0.5) / height
+    x = (torch.arange(width, device=points.device) + 0.5) / width
+    across = (x - points[..., 0, None]).square()[..., None, :]  # (M, P, 1, W)
+    down = (y - points[..., 1, None]).square()[..., :, None]  # (M, P, H, 1)
+    return (across + down <= radius**2).float()
+
+
+Trace = AssignmentTrace | AssociationTrace | RegionTrace | TubeTrace

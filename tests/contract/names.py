@@ -21,4 +21,8 @@ IMAGE_MODELS = [
     "vt_resnet50",
     "vt_resnet101",
 ]
-VIDEO_MODELS: list[str] = []
+VIDEO_NANOS = ["video_sparseformer_nano"]
+VIDEO_MODELS = [
+    *VIDEO_NANOS,
+    *("video_sparseformer_tiny", "video_sparseformer_small", "video_sparseformer_base"),
+]

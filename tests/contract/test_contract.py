@@ -1,7 +1,7 @@
 """What every model of saccade must do, whatever its family. The list comes from timm's registry.
 
 Images are small and big variants get one image; the nano of each family goes through the whole programme, with the
-real compiler. Video models take clips: `clip` turns an image size into theirs.
+real compiler. Video models take clips of 8 frames.
 """
 
 import copy
@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import saccade
-from tests.contract.names import IMAGE_MODELS, NANOS, VIDEO_MODELS
+from tests.contract.names import IMAGE_MODELS, NANOS, VIDEO_MODELS, VIDEO_NANOS
 
-ALL = IMAGE_MODELS + VIDEO_MODELS
+SMALL = NANOS + VIDEO_NANOS
+LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("video_sparseformer_small", "video_sparseformer_base")]
+VIDEO = [*VIDEO_NANOS, "video_sparseformer_tiny", *LONG]  # the long ones differ from tiny in their sizes alone
+ALL = IMAGE_MODELS + VIDEO
 
 
 def pixels(name: str, batch: int = 2, height: int = 64, width: int = 64, seed: int = 0) -> Tensor:
@@ -24,7 +27,8 @@ def pixels(name: str, batch: int = 2, height: int = 64, width: int = 64, seed: i
 
 def fresh(name: str, **kwargs) -> nn.Module:
     torch.manual_seed(0)
-    return timm.create_model(name, **({"num_classes": 7} | kwargs))
+    fewer = {"inflation": 2} if name in VIDEO_MODELS else {}
+    return timm.create_model(name, **({"num_classes": 7} | fewer | kwargs))
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
@@ -34,7 +38,7 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
 
 
 def test_the_registry_holds_the_models_of_the_design():
-    assert sorted(ALL) == saccade.list_models() == sorted(timm.list_models(module="saccade"))
+    assert sorted(IMAGE_MODELS + VIDEO_MODELS) == saccade.list_models() == sorted(timm.list_models(module="saccade"))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -98,7 +102,7 @@ def test_checkpointed_equals_plain(name):
         assert (a - b).abs().max() <= 1e-4 * a.abs().max() + 1e-7, parameter_name
 
 
-@pytest.mark.parametrize("name", NANOS)
+@pytest.mark.parametrize("name", SMALL)
 def test_intermediates_agree_with_the_features(name):
     model, images = fresh(name).eval(), pixels(name)
     with torch.no_grad():
@@ -138,7 +142,7 @@ def test_bfloat16_stays_finite_and_near(name):
         assert model.bfloat16()(images.bfloat16()).isfinite().all()
 
 
-@pytest.mark.parametrize("name", NANOS)
+@pytest.mark.parametrize("name", SMALL)
 def test_compiled_equals_eager(name):
     model, images = fresh(name).eval(), pixels(name)
     compiled = torch.compile(model, fullgraph=True)
@@ -147,7 +151,7 @@ def test_compiled_equals_eager(name):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", NANOS)
+@pytest.mark.parametrize("name", SMALL)
 def test_compiled_training_equals_eager(name):
     model, images = fresh(name).eval(), pixels(name)
     plain = torch.autograd.grad(model(images).square().sum(), list(model.parameters()))
@@ -159,7 +163,7 @@ def test_compiled_training_equals_eager(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ALL if name not in NANOS])
+@pytest.mark.parametrize("name", [name for name in IMAGE_MODELS + VIDEO_MODELS if name not in SMALL])
 def test_large_variants_trace_without_a_break(name):
     model, images = fresh(name).eval(), pixels(name, 1)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
@@ -168,7 +172,7 @@ def test_large_variants_trace_without_a_break(name):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", NANOS)
+@pytest.mark.parametrize("name", SMALL)
 def test_exported_equals_eager(name):
     model, images = fresh(name).eval(), pixels(name)
     exported = torch.export.export(model, (images,)).module()
@@ -176,7 +180,7 @@ def test_exported_equals_eager(name):
         close(exported(images), model(images))
 
 
-@pytest.mark.parametrize("name", NANOS)
+@pytest.mark.parametrize("name", SMALL)
 def test_recording_reports_and_leaves_no_trace_in_the_model(name):
     model, images = fresh(name).eval(), pixels(name)
     with torch.no_grad():
@@ -194,7 +198,7 @@ def test_recording_reports_and_leaves_no_trace_in_the_model(name):
         assert trace.name
 
 
-@pytest.mark.parametrize("name", NANOS)
+@pytest.mark.parametrize("name", SMALL)
 def test_a_nano_is_small(name):
     assert sum(parameter.numel() for parameter in fresh(name, num_classes=200).parameters()) <= 4e6
 
@@ -206,3 +210,24 @@ def test_a_mistaken_image_is_named_at_the_door(name):
         model(torch.randn(1, 64, 64, 3))
     with pytest.raises(ValueError, match="batch axis"):
         model(torch.randn(3, 64, 64))
+
+
+@pytest.mark.parametrize("name", VIDEO)
+def test_a_mistaken_clip_is_named_at_the_door(name):
+    model = fresh(name).eval()
+    with pytest.raises(ValueError, match="channels-last"):
+        model(torch.randn(1, 8, 64, 64, 3))
+    with pytest.raises(ValueError, match="batch axis"):
+        model(torch.randn(3, 8, 64, 64))
+    with pytest.raises(ValueError, match="clips of one frame"):
+        model(torch.randn(2, 3, 64, 64))
+    with pytest.raises(ValueError, match="before the channels"):
+        model(torch.randn(2, 8, 3, 64, 64))
+
+
+@pytest.mark.parametrize("name", VIDEO)
+def test_any_number_of_frames_of_any_size(name):
+    model = fresh(name).eval()
+    for frames, height, width in ((1, 32, 32), (5, 40, 72)):
+        with torch.no_grad():
+            assert model(torch.randn(1, 3, frames, height, width)).isfinite().all()

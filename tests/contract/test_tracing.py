@@ -1,4 +1,4 @@
-"""The tracers timm's own suite uses: TorchScript and FX, on every registered image model."""
+"""The tracers timm's own suite uses: TorchScript and FX, on every registered model."""
 
 import pytest
 import timm
@@ -7,7 +7,8 @@ from timm.models import get_notrace_functions, get_notrace_modules
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import saccade  # noqa: F401  (registers the models)
-from tests.contract.names import IMAGE_MODELS, NANOS
+from tests.contract.names import NANOS, VIDEO_NANOS
+from tests.contract.test_contract import ALL, fresh, pixels
 
 
 def graph_of(model: torch.nn.Module) -> torch.nn.Module:
@@ -21,27 +22,27 @@ def graph_of(model: torch.nn.Module) -> torch.nn.Module:
     )
 
 
-@pytest.mark.parametrize("name", IMAGE_MODELS)
+@pytest.mark.parametrize("name", ALL)
 def test_fx_graph_gives_the_same_logits(name):
-    model, images = timm.create_model(name, num_classes=5).eval(), torch.randn(1, 3, 64, 64)
+    model, images = fresh(name).eval(), pixels(name, 1)
     with torch.inference_mode():
         expected = model(images)
         (logits,) = graph_of(model)(images).values()
     assert torch.equal(logits, expected)
 
 
-@pytest.mark.parametrize("name", NANOS)
+@pytest.mark.parametrize("name", NANOS + VIDEO_NANOS)
 def test_fx_graph_trains(name):
-    model = graph_of(timm.create_model(name, num_classes=5).train())
-    (logits,) = model(torch.randn(2, 3, 64, 64)).values()
+    model = graph_of(fresh(name).train())
+    (logits,) = model(pixels(name)).values()
     logits.square().mean().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", NANOS)
+@pytest.mark.parametrize("name", NANOS + VIDEO_NANOS)
 def test_torchscript_gives_the_same_logits(name):
     with timm.layers.set_scriptable(True):
-        model, images = timm.create_model(name, num_classes=5).eval(), torch.randn(1, 3, 64, 64)
+        model, images = fresh(name).eval(), pixels(name, 1)
     with torch.inference_mode():
         torch.testing.assert_close(torch.jit.script(model)(images), model(images), rtol=1e-4, atol=1e-5)
         (logits,) = torch.jit.script(graph_of(model))(images).values()

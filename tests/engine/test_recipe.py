@@ -82,7 +82,8 @@ def test_the_list_is_complete():
     small = {f"{model}_{data}" for model in nano for data in ("cifar10", "tiny_imagenet")} | {
         "vt_resnet18_tiny_imagenet"
     }
-    assert {path.stem for path in FILES} == papers | small | {"demo"}
+    papers |= {f"video_sparseformer_{size}_kinetics400" for size in ("tiny", "small", "base")}
+    assert {path.stem for path in FILES} == papers | small | {"demo", "video_sparseformer_nano_motions"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -102,7 +103,8 @@ def test_every_recipe_says_what_it_is_and_builds(path):
             drop_rate=regularize.dropout,
             **recipe.model.kwargs,
         )
-        assert model.eval()(torch.empty(1, 3, *[recipe.data.image_size] * 2)).shape == (1, 10)
+        frames = [recipe.data.frames] if recipe.task == "video" else []
+        assert model.eval()(torch.empty(1, 3, *frames, *[recipe.data.image_size] * 2)).shape == (1, 10)
 
 
 # What the papers print, by the ids of their claims; rates are those at the recipe's own batch.
@@ -119,6 +121,7 @@ PRINTED = {
     ),
     "sparseformer_base_imagenet21k": dict(epochs=60, batch=4096, lr=2e-3, decay=0.05, drop=0.1, ids="SF-52"),
     "sparseformer_base_imagenet21k_finetune": dict(epochs=30, batch=1024, lr=2e-4, decay=1e-8, ids="SF-52"),
+    "video_sparseformer_tiny_kinetics400": dict(epochs=50, batch=256, lr=5e-4, decay=0.05, warmup=5, ids="SF-64"),
 }
 
 

@@ -32,11 +32,12 @@ ABLATIONS = [  # of Tiny
 SCALING = [(224, 81, "7.8"), (384, 81, "8.2"), (512, 81, "8.6"), (384, 144, "14.2"), (384, 196, "19.4")]  # Table 4
 
 
-def without_mixing(name: str, size: int = 224, **options) -> Cost:
+def without_mixing(name: str, shape: int | tuple[int, ...] = 224, **options) -> Cost:
     """The paper's count: all but the products of sampled features with the token's two matrices."""
+    shape = (3, shape, shape) if isinstance(shape, int) else shape
     with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
         model = timm.create_model(name, **options).eval()
-        model(torch.empty(1, 3, size, size))
+        model(torch.empty(1, *shape))
     mixing = counter.get_flop_counts()["Global"].get(torch.ops.aten.baddbmm, 0)
     params = sum(parameter.numel() for parameter in model.parameters())
     return Cost(params, (counter.get_total_flops() - mixing) // 2)

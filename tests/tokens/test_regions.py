@@ -305,9 +305,13 @@ def test_a_still_video_looks_like_its_image():
     torch.testing.assert_close(tube(tokens, tubes, video)[0], flat(tokens, regions, features)[0])
 
 
-def test_time_does_not_move_at_first():
-    assert (point_grid(36, axes=3)[:, 2] == 0).all()
-    torch.testing.assert_close(point_grid(36, axes=3)[:, :2], point_grid(36))
+def test_points_spread_over_time_independently_of_their_place():
+    grid = point_grid(36, axes=3)
+    torch.testing.assert_close(grid[:, :2], point_grid(36))
+    moments = grid[:, 2].view(6, 6)
+    line = point_grid(36)[:6, 1]
+    torch.testing.assert_close(moments.sort(0).values, line[:, None].expand(6, 6))
+    torch.testing.assert_close(moments.sort(1).values, line.expand(6, 6))
 
 
 def test_the_hot_step_has_one_signature_for_images_and_videos():

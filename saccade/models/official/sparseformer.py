@@ -3,6 +3,10 @@
 The authors' library and their older files spell the head differently (`norm` and `proj`, or `head.norm`), and
 their loader forgives what it cannot place. Here everything that has no place is named in a warning and handed on
 as it is, so that loading it strictly fails.
+
+Video models carry the same names. Their early convolution has a time axis of 1, which is dropped: here it is a
+convolution of single frames. Their boxes x1 y1 t1 x2 y2 t2 and offsets x y t are laid out as ours; of the six deltas
+we take the three shifts to stand before the three growths, as two before two in the image model.
 """
 
 import logging
@@ -49,12 +53,13 @@ def matches(keys: Iterable[str]) -> bool:
 
 
 def convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The authors' names to ours; values are untouched."""
+    """The authors' names to ours; values are untouched, but for the time axis of a video's convolution."""
     names = {key: _rename(key) for key in state_dict}
     unplaced = [key for key, name in names.items() if name is None]
     if unplaced:
         _logger.warning("no place in a SparseFormer for: %s", ", ".join(unplaced))
-    return {name or key: state_dict[key] for key, name in names.items()}
+    values = {key: value.squeeze(2) if value.ndim == 5 else value for key, value in state_dict.items()}
+    return {name or key: values[key] for key, name in names.items()}
 
 
 def _rename(key: str) -> str | None:

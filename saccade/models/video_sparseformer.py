@@ -1,0 +1,196 @@
+"""VideoSparseFormer: SparseFormer with a time axis, arXiv 2304.03768, section 3.1.
+
+group     tokens.regions.RegionTokenizer
+relate    layers.attention.SelfAttention
+put back  tokens.trace.TubeTrace, for the eye; classification needs nothing else
+
+A token's region becomes a tube: it has a place, a size, a moment and a length (SF-57). Tokens adjust all six numbers,
+place points in space and time, and read the frames between pixels and between moments (SF-58). The frames themselves
+meet nothing but the early convolution, one by one (SF-59). The tokens of the image model are there once for each of
+`inflation` equal segments of time (SF-60), and the weights of an image model make a video model that, on a clip of one
+still frame, says what the image model says (SF-61).
+"""
+
+from typing import Any
+
+import torch
+import torch.fx
+from timm.layers import trunc_normal_
+from timm.models import generate_default_cfgs
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from saccade.layers.grid import channels_last, check_clips
+from saccade.models._build import build, choose, pretrained_cfg, register
+from saccade.models.sparseformer import SparseFormer
+from saccade.tokens.regions import region_tubes
+
+__all__ = ["VideoSparseFormer"]
+torch.fx.wrap("check_clips")  # unlike timm's list of leaves, this holds in every file a traced model reaches into
+torch.fx.wrap("channels_last")
+
+
+class VideoSparseFormer(SparseFormer):
+    """Tokens that look at a clip where and when they choose, in timm's contract.
+
+    Args:
+        inflation: segments of time; every segment has its own `num_tokens` tokens. Any number of frames goes in.
+        restrict_gradient: as in `SparseFormer`, but off: the authors' video model does not know it.
+        kwargs: the other options of `SparseFormer`, but for `dense`.
+    """
+
+    axes = 3  # across, down, time
+
+    def __init__(self, inflation: int = 8, restrict_gradient: bool = False, **kwargs: Any):
+        if inflation < 1:
+            raise ValueError(f"expected inflation >= 1, the segments of time that have tokens; got {inflation}.")
+        super().__init__(restrict_gradient=restrict_gradient, **kwargs)
+        if self.locate is not None:
+            raise ValueError("dense maps of a clip do not exist; `saccade.record` has the maps of every token.")
+        self.inflation = inflation
+        self.feature_info = []
+        tubes = region_tubes(self.regions.detach(), inflation)
+        self.regions = nn.Parameter(tubes) if isinstance(self.regions, nn.Parameter) else tubes
+        self.embeddings = nn.Parameter(self.embeddings.new_empty(len(tubes), self.embeddings.shape[1]))
+        trunc_normal_(self.embeddings, std=1.0)
+
+    @torch.jit.ignore
+    def adapt_checkpoint(
+        self, state_dict: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, str], dict[str, str]]:
+        """An image model's weights are inflated: tokens for every segment of time, zeros for all that is about time."""
+        if state_dict.get("regions", self.regions).shape[1] == 2 * self.axes:
+            return *super().adapt_checkpoint(state_dict), {}
+        inflated, changed = inflate(state_dict, self.inflation)
+        new = {}
+        for key in ("head.fc.weight", "head.fc.bias"):
+            theirs, ours = inflated.get(key), self.state_dict().get(key)
+            if theirs is not None and ours is not None and len(theirs) != len(ours):
+                new[key] = f"{len(ours)} classes, the image model has {len(theirs)}"
+        kept, no_place = super().adapt_checkpoint({k: v for k, v in inflated.items() if k not in new})
+        return kept, new | no_place, {key: how for key, how in changed.items() if key in kept}
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NLC",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Clips (B, 3, T, H, W) -> the tokens (B, M, D) after every pass, and the last ones.
+
+        `repeats` passes of the focusing, `depth` of the cortex transformer. There is no other format, and nothing to
+        do for `norm`, which stands behind the mean over tokens, and for `stop_early`.
+        """
+        choose("output_fmt", output_fmt, ("NLC",))
+        passes: list[Tensor] = []
+        tokens, _, _ = self.forward_tokens(x, passes)
+        take, _ = feature_take_indices(len(passes), indices)
+        intermediates = [passes[i] for i in take]
+        return intermediates if intermediates_only else (tokens, intermediates)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the cortex blocks behind the last pass that is asked for, and the head."""
+        take, last = feature_take_indices(self.focus.repeats + len(self.cortex.blocks), indices)
+        self.cortex.blocks = self.cortex.blocks[: max(0, last + 1 - self.focus.repeats)]
+        if prune_norm or prune_head:
+            self.head.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
+
+    def forward_tokens(self, clips: Tensor, passes: list[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """clips (B, 3, T, H, W) -> tokens (B, M, D), their tubes (B, M, 6), and what they looked at (B, C, T, h, w).
+
+        `passes` collects the tokens after every pass.
+        """
+        check_clips(clips, self.in_chans)
+        batch = clips.shape[0]
+        frames = clips.permute(0, 2, 3, 4, 1).flatten(0, 1).permute(0, 3, 1, 2)  # (B T, 3, H, W)
+        features = self.stem(channels_last(frames)).unflatten(0, (batch, -1)).transpose(1, 2)  # (B, C, T, h, w)
+        return self.look_at(features, passes)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        """clips (B, 3, T, H, W) -> logits (B, K)."""
+        return self.forward_head(self.forward_features(clips))
+
+
+def inflate(state_dict: dict[str, Tensor], segments: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """An image model's tensors for a video model, and which of them changed how (SF-61).
+
+    Offsets are x y per point and become x y t; deltas are shifts then growths, and each gets its third.
+    """
+    inflated, changed = dict(state_dict), {}
+    for key, value in state_dict.items():
+        if key in ("embeddings", "regions"):
+            inflated[key] = value.repeat(segments, 1) if key == "embeddings" else region_tubes(value, segments)
+            changed[key] = f"repeated for {segments} segments of time"
+        elif key.endswith((".placer.to_offset.weight", ".placer.grid", ".adjuster.to_delta.weight")):
+            pairs = value.unflatten(0, (-1, 2))  # rows x y x y …
+            inflated[key] = torch.cat([pairs, torch.zeros_like(pairs[:, :1])], dim=1).flatten(0, 1)
+            changed[key] = "zeros along time"
+    return inflated, changed
+
+
+def _clip(size: int, frames: int, **changes: Any) -> dict[str, Any]:
+    return pretrained_cfg(size, input_size=(3, frames, size, size), first_conv="stem.conv", **changes)
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "video_sparseformer_tiny.k400": _clip(224, 32, num_classes=400),
+        "video_sparseformer_small.k400": _clip(224, 32, num_classes=400),
+        "video_sparseformer_base.k400": _clip(224, 32, num_classes=400),
+        "video_sparseformer_nano.untrained": _clip(64, 8, num_classes=8),
+    }
+)
+
+
+def _video(name: str, pretrained: bool, **kwargs: Any) -> VideoSparseFormer:
+    if kwargs.get("features_only"):
+        raise ValueError(
+            f"{name} has tokens and no feature maps: ask forward_intermediates(clips) for the tokens of every pass."
+        )
+    return build(VideoSparseFormer, name, pretrained, **kwargs)
+
+
+@register
+def video_sparseformer_tiny(pretrained: bool = False, **kwargs: Any) -> VideoSparseFormer:
+    """VideoSparseFormer-T. Reported: 31M parameters, 22 GFLOPs a view of 32 frames, 77.9 top-1 on Kinetics-400."""
+    size = dict(num_classes=400, num_tokens=49, focus_dim=256, cortex_dim=512, depth=8)
+    return _video("video_sparseformer_tiny", pretrained, **(size | kwargs))
+
+
+@register
+def video_sparseformer_small(pretrained: bool = False, **kwargs: Any) -> VideoSparseFormer:
+    """VideoSparseFormer-S. Reported: 48M parameters, 38 GFLOPs a view of 32 frames, 79.1 top-1 on Kinetics-400."""
+    size = dict(num_classes=400, num_tokens=64, focus_dim=320, cortex_dim=640, depth=8)
+    return _video("video_sparseformer_small", pretrained, **(size | kwargs))
+
+
+@register
+def video_sparseformer_base(pretrained: bool = False, **kwargs: Any) -> VideoSparseFormer:
+    """VideoSparseFormer-B. Reported: 81M parameters, 74 GFLOPs a view of 32 frames, 79.8 top-1 on Kinetics-400."""
+    size = dict(num_classes=400, num_tokens=81, focus_dim=384, cortex_dim=768, depth=10)
+    return _video("video_sparseformer_base", pretrained, **(size | kwargs))
+
+
+@register
+def video_sparseformer_nano(pretrained: bool = False, **kwargs: Any) -> VideoSparseFormer:
+    """VideoSparseFormer for short clips of 64 px and CPUs; not in the paper. 4 times 16 tokens, 16 samples each."""
+    size = dict(
+        num_classes=8,
+        inflation=4,
+        num_tokens=16,
+        focus_dim=128,
+        cortex_dim=192,
+        depth=6,
+        heads=8,
+        points=16,
+        channels=48,
+    )
+    return _video("video_sparseformer_nano", pretrained, **(size | kwargs))

@@ -1,0 +1,149 @@
+"""The motions: told apart by time, and by nothing else."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from saccade.data.motion import (
+    HELD_OUT,
+    MOTIONS,
+    SIDES,
+    MotionSet,
+    Windows,
+    draw_windows,
+    load_photos,
+    render,
+    write_motions,
+)
+from saccade.data.photos import photo_paths
+from saccade.data.video import VideoFile
+
+PLAIN = torch.tensor([0.0, 0.25, 0.25, 0.0, 0.4, 1.0, 0.75])  # first photograph, its middle, upright, full speed
+
+
+def windows(motion: str, frames: int = 5, throws: torch.Tensor = PLAIN) -> Windows:
+    return draw_windows(torch.tensor([MOTIONS.index(motion)]), frames, 3, throws[None])
+
+
+def shown(motion: str, throws: torch.Tensor, size: int = 32) -> torch.Tensor:
+    return render(load_photos(32), windows(motion, 5, throws), size)[0].float()
+
+
+def test_what_is_seen_moves_as_the_class_says():
+    """A bright dot in the middle of the photograph, followed through the frames."""
+    photo = torch.zeros(1, 3, 63, 63)
+    photo[:, :, 31, 31] = 1
+    ways = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), "still": (0, 0)}
+    for motion, (across, down) in ways.items():
+        clip = render(photo, windows(motion)._replace(photo=torch.zeros(1).long()), 48)[0, 0].float()  # (T, H, W)
+        weight = clip / clip.sum((1, 2), keepdim=True)
+        x = (weight.sum(1) * torch.arange(48)).sum(1)
+        y = (weight.sum(2) * torch.arange(48)).sum(1)
+        assert math.isclose(x[-1] - x[0], across * 0.6 * 48, abs_tol=1), motion  # 0.6 of the window at full speed
+        assert math.isclose(y[-1] - y[0], down * 0.6 * 48, abs_tol=1), motion
+
+
+def test_zooming_in_shows_less_and_larger():
+    for motion, factor in (("zoom in", 0.5), ("zoom out", 2.0)):
+        side = windows(motion, throws=PLAIN).side[0]
+        assert math.isclose(side[-1] / side[0], factor, rel_tol=1e-4)
+
+
+def test_rotation_goes_either_way():
+    one, other = (
+        windows("rotate").angle[0],
+        windows("rotate", throws=PLAIN * torch.tensor([1, 1, 1, 1, 1, 1, 0.0])).angle[0],
+    )
+    assert math.isclose(one[-1] - one[0], math.pi / 3, rel_tol=1e-4)
+    torch.testing.assert_close(other, -one)
+
+
+@pytest.mark.parametrize(
+    ("motion", "reverse"),
+    [("left", "right"), ("up", "down"), ("zoom in", "zoom out"), ("still", "still")],
+)
+def test_a_reversed_clip_is_a_clip_of_the_opposite_class(motion, reverse):
+    """The same throws, pixel by pixel: what a model says of left clips backwards, it says of right clips."""
+    throws = torch.rand(7, generator=torch.Generator().manual_seed(0))
+    difference = (shown(motion, throws).flip(1) - shown(reverse, throws)).abs().max()
+    assert difference <= 1  # of 255: rounding
+
+
+def test_no_single_frame_tells_the_class():
+    """At every moment, place, angle and side of the window have one distribution, whatever the class."""
+    generator, count = torch.Generator().manual_seed(0), 4000
+    throws = torch.rand(count, 7, generator=generator)
+    still = draw_windows(torch.full((count,), MOTIONS.index("still")), 4, 6, throws)
+    for motion in MOTIONS[:-1]:
+        throws = torch.rand(count, 7, generator=generator)
+        moving = draw_windows(torch.full((count,), MOTIONS.index(motion)), 4, 6, throws)
+        for frame in range(4):
+            for name, a, b in (
+                ("x", moving.centre[:, frame, 0] % 2, still.centre[:, frame, 0] % 2),
+                ("y", moving.centre[:, frame, 1] % 2, still.centre[:, frame, 1] % 2),
+                ("angle", moving.angle[:, frame] % (2 * math.pi), still.angle[:, frame] % (2 * math.pi)),
+                ("side", moving.side[:, frame].log(), still.side[:, frame].log()),
+            ):
+                assert distance(a, b) < 1.95 * (2 / count) ** 0.5, (motion, frame, name)  # chance: 1 in 1000
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Kolmogorov's: the largest difference of the two distribution functions."""
+    places = torch.cat([a, b]).sort().values
+    below = [torch.searchsorted(values.sort().values, places, right=True) / len(values) for values in (a, b)]
+    return float((below[0] - below[1]).abs().max())
+
+
+def test_sides_stay_in_their_range():
+    throws = torch.rand(500, 7, generator=torch.Generator().manual_seed(0))
+    for motion in ("zoom in", "zoom out"):
+        side = draw_windows(torch.full((500,), MOTIONS.index(motion)), 9, 6, throws).side
+        assert side.min() >= SIDES[0] - 1e-6
+        assert side.max() <= SIDES[1] + 1e-6
+
+
+def test_clips_follow_from_seed_and_index():
+    first, again, other = MotionSet(16, 32, 4), MotionSet(64, 32, 4), MotionSet(16, 32, 4, seed=1)
+    assert torch.equal(first.clips([3, 5]), again.clips([3, 5]))
+    assert torch.equal(first.clips([5]), first.clips([3, 5])[1:])
+    assert not torch.equal(first.clips([3]), other.clips([3]))
+    assert not torch.equal(first.clips([3]), first.clips([3], [1]))
+    assert not torch.equal(first.clips([3]), MotionSet(16, 32, 4, "val").clips([3]))
+    assert (first.labels == np.arange(16) % 8).all()
+    assert first.clips([0]).shape == (1, 3, 4, 32, 32)
+    assert np.array_equal(first.read(2).pixels, first.clips([2])[0].permute(1, 2, 3, 0).numpy())
+
+
+def test_the_photographs_of_training_are_not_those_of_the_test():
+    names = list(photo_paths())
+    every = load_photos(32, names)
+    for split, shown in (
+        ("train", [n for n in names if n not in HELD_OUT]),
+        ("val", [*HELD_OUT]),
+        ("test", [*HELD_OUT]),
+    ):
+        photos = MotionSet(8, 32, 4, split).photos
+        assert len(photos) == len(shown)
+        for name, photo in zip(sorted(shown), photos, strict=True):
+            assert torch.equal(photo, every[names.index(name)])
+
+
+def test_a_set_of_nothing_is_named():
+    with pytest.raises(ValueError, match="at least 1 frame"):
+        MotionSet(frames=0)
+    with pytest.raises(ValueError, match="splits train, val, test"):
+        MotionSet(split="valid")
+
+
+def test_written_as_files_the_clips_come_back(tmp_path):
+    write_motions(tmp_path, clips=8, size=64, frames=6)
+    folders = sorted(path.name for path in (tmp_path / "train").iterdir())
+    assert folders == sorted(MOTIONS)
+    assert len(list((tmp_path / "val").rglob("*.mp4"))) == 8
+    original = MotionSet(8, 64, 6).read(2).pixels.astype(int)
+    video = VideoFile(tmp_path / "train" / MOTIONS[2] / "00002.mp4")
+    assert len(video) == 6
+    back = np.stack([np.array(frame) for frame in video.frames(range(6))])
+    assert np.abs(back - original).mean() < 6  # of 255: H.264 loses a little

@@ -1,0 +1,171 @@
+"""Whole runs on clips: rendered and from files, image models on single frames, views, bad files."""
+
+import numpy as np
+import pytest
+import torch
+
+from saccade.data.clips import EvalClip
+from saccade.data.motion import MOTIONS, MotionSet, write_motions
+from saccade.data.video_source import VideoFolder
+from saccade.engine.evaluate import evaluate_checkpoint, evaluate_model
+from saccade.engine.feed import evaluation_batches
+from saccade.engine.module import Training
+from saccade.engine.recipe import RecipeError, load_recipe
+from saccade.engine.train import train
+from saccade.models._card import open_model
+
+TINY = (
+    "model={name: video_sparseformer_nano, kwargs: {inflation: 2, num_tokens: 4, focus_dim: 32, cortex_dim: 32, "
+    "depth: 1, repeats: 1, points: 4, channels: 8, heads: 4}}"
+)
+SMALL = [
+    "task=video",
+    "data={path: motions, motions: 32, image_size: 32, frames: 4, workers: 0}",
+    "batch_size=16",
+    "epochs=2",
+    "trainer={accelerator: cpu, log_every: 1}",
+]
+
+
+def recipe(*changes: str):
+    return load_recipe(None, [TINY, *SMALL, *changes])
+
+
+@pytest.fixture(scope="module")
+def motions(tmp_path_factory):
+    """The motions as MP4 files, and one file that is none."""
+    root = tmp_path_factory.mktemp("motions")
+    write_motions(root, clips=16, size=48, frames=10)
+    (root / "train" / "left" / "broken.mp4").write_bytes(b"nothing")
+    (root / "val" / "up" / "broken.mp4").write_bytes(b"nothing")
+    return root
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, motions):
+    """A run on files with all that augments."""
+    changes = (f"data.path={motions}", "data.stride=2", "data.views=[2, 3]", "augment.erase=0.5", "augment.mixup=0.8",
+               "augment.cutmix=1.0", "augment.auto=rand-m7-n2", "batch_size=8", "epochs=1")  # fmt: skip
+    return train(recipe(*changes), tmp_path_factory.mktemp("run"), progress=False)
+
+
+def test_a_run_on_rendered_clips(tmp_path):
+    result = train(recipe(), tmp_path, progress=False).result
+    assert (result["task"], result["updates"], result["train_images"], result["final"]["count"]) == ("video", 4, 32, 8)
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("data:image/jpeg") >= 4
+    evaluation, card, _ = evaluate_checkpoint(tmp_path, "motions", split="val", motions=32)
+    assert (card.preprocess.frames, card.preprocess.size, card.classes) == (4, 32, MOTIONS)
+    assert evaluation.top1 == result["final"]["top1"] or evaluation.top1 == result["best"]["top1"]
+
+
+def test_a_bad_file_is_reported_and_skipped(finished):
+    assert finished.result["unreadable"] == 2
+    assert finished.result["train_images"] == 17
+    assert finished.result["final"]["count"] == 8
+    assert finished.result["final"]["bad"] == 1
+
+
+def test_more_bad_files_than_allowed_stop_the_run(tmp_path, motions):
+    with pytest.raises(ValueError, match=r"max_bad=0 allows: .*broken.mp4: damaged"):
+        train(recipe(f"data.path={motions}", "data.max_bad=0", "batch_size=17", "epochs=1"), tmp_path, progress=False)
+
+
+def test_erasing_cuts_one_rectangle_out_of_all_frames(tmp_path, monkeypatch):
+    """In a still clip frames differ only by the noise that replaced something, and at the same place in each."""
+    prepared = []
+    prepare = Training.prepare
+    monkeypatch.setattr(Training, "prepare", lambda self, batch: prepared.append(prepare(self, batch)) or prepared[-1])
+    train(recipe("augment.erase=1.0", "batch_size=32", "epochs=1"), tmp_path, progress=False)
+    images, labels = prepared[0]
+    still = images[labels == MOTIONS.index("still")]  # (B, 3, T, H, W)
+    assert still.shape == (4, 3, 4, 32, 32)
+    noisy = (still[:, :, 1:] != still[:, :, :1]).any(1)  # (B, T - 1, H, W)
+    assert (noisy == noisy[:, :1]).all()
+    for mask in noisy[:, 0]:
+        rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
+        assert mask.sum() == (rows.max() - rows.min() + 1) * (columns.max() - columns.min() + 1) > 0
+
+
+def test_views_of_the_evaluation_are_the_mean_of_single_views(finished, motions):
+    """SF-65: 2 x 3 views at once, against each of them alone."""
+    model, card = open_model(finished.out)
+    sizes = card.preprocess
+    source = VideoFolder(motions / "val", card.classes)
+    together = evaluate_model(model, evaluation_batches(source, sizes, 3, 0, "cpu", (2, 3)), 8, sizes)
+    middle, spread = (torch.tensor(values).view(3, 1, 1, 1) for values in (sizes.mean, sizes.std))
+    for row, index in enumerate(together.indices[:3].tolist()):
+        views = EvalClip(sizes.size, sizes.frames, sizes.stride, sizes.crop_pct, clips=2, crops=3)(source.read(index))
+        with torch.no_grad():
+            alone = [model((view.float() / 255 - middle)[None] / spread).softmax(1)[0] for view in views]
+        mean = torch.stack(alone).mean(0)
+        assert int(together.predicted[row]) == int(mean.argmax())
+        assert float(together.confidence[row]) == pytest.approx(float(mean.max()), abs=1e-5)
+        assert float(together.losses[row]) == pytest.approx(-float(mean[source.labels[index]].log()), abs=1e-5)
+
+
+def test_an_image_model_sees_the_middle_frame(tmp_path):
+    small = "{num_tokens: 4, focus_dim: 32, cortex_dim: 32, depth: 1, repeats: 1, points: 4, channels: 8, heads: 4}"
+    plan = recipe(f"model={{name: sparseformer_nano, kwargs: {small}}}", "epochs=1")
+    result = train(plan, tmp_path, progress=False).result
+    assert result["final"]["count"] == 8
+    assert open_model(tmp_path)[1].preprocess.frames == 1
+    middle = MotionSet(8, 32, 1, "val").clips([3])[0]
+    assert torch.equal(middle[:, 0], MotionSet(8, 32, 5, "val").clips([3])[0, :, 2])
+
+
+def test_a_video_model_asks_for_the_video_task(tmp_path):
+    with pytest.raises(RecipeError, match="takes clips: train it with task: video"):
+        train(recipe("task=classification", "data.path=scenes"), tmp_path, progress=False)
+
+
+def test_the_command_knows_a_video_model_by_its_name():
+    from saccade.cli.train import takes_clips
+
+    assert takes_clips("video_sparseformer_nano")
+    assert not takes_clips("svit_nano")
+    assert not takes_clips("no_such_model")
+
+
+def test_training_clips_are_new_every_epoch_and_the_same_again():
+    from saccade.data.loader import Order
+    from saccade.data.motion_loader import MotionLoader
+
+    loader = MotionLoader(MotionSet(16, 32, 2), Order(16, 8, seed=3))
+    first, again, second = (torch.cat([batch.images for batch in loader.epoch(e)]) for e in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not any((clip == second).flatten(1).all(1).any() for clip in first)
+    for batch in loader.epoch(5, start=1):
+        assert batch.labels.tolist() == [int(i) % 8 for i in batch.indices]
+
+
+@pytest.mark.slow
+def test_time_is_used(tmp_path):
+    """A small model learns the motions of photographs it never saw; backwards, it takes left for right.
+
+    An image model with the same plan stays near chance. Minutes on a core.
+    """
+    kwargs = (
+        "{inflation: 4, num_tokens: 9, focus_dim: 64, cortex_dim: 96, depth: 3, repeats: 2, points: 9, channels: 24}"
+    )
+    plan = [f"model={{name: video_sparseformer_nano, kwargs: {kwargs}}}", "data.motions=1600", "data.frames=8",
+            "epochs=28", "batch_size=64", "optimizer={lr: 2e-3, weight_decay: 0.02, clip_grad: 1.0}",
+            "schedule.warmup_epochs=2", "trainer.val_every=8"]  # fmt: skip
+    run = train(recipe(*plan), tmp_path / "video", progress=False)
+    assert run.result["final"]["top1"] > 70
+    source, (model, card) = MotionSet(256, 32, 8, "test"), open_model(run.out)
+    for name, opposite in (("left", "right"), ("up", "down"), ("zoom in", "zoom out")):
+        forth, back = (accuracy(model, card, source, name, answer, flip) for answer, flip in ((name, 0), (opposite, 1)))
+        assert min(forth, back) > 0.5, (name, forth, back)
+    single = train(recipe(*plan, "model={name: sparseformer_nano}", "epochs=4"), tmp_path / "image", progress=False)
+    assert single.result["final"]["top1"] < 25
+
+
+@torch.no_grad()
+def accuracy(model, card, source: MotionSet, name: str, answer: str, backwards: bool) -> float:
+    """How often clips of one class, perhaps shown backwards, get an answer."""
+    clips = source.clips(np.flatnonzero(source.labels == MOTIONS.index(name)).tolist()).float() / 255
+    middle, spread = (torch.tensor(values).view(3, 1, 1, 1) for values in (card.preprocess.mean, card.preprocess.std))
+    clips = (clips - middle) / spread
+    logits = model(clips.flip(2) if backwards else clips)
+    return float((logits.argmax(1) == MOTIONS.index(answer)).float().mean())
