@@ -17,7 +17,25 @@ PICTURES = {  # file: photograph, model, figure, pixels across a panel
     "sparseformer.png": ("rocket", "sparseformer_tiny", "looking", 180),
 }
 
+OVERVIEW = (  # model, figure, which of its panels
+    ("svit_small", "super_tokens", 1, "SViT: super tokens follow the edges"),
+    ("paca_small", "mosaic", 1, "PaCa: learned clusters"),
+    ("sparseformer_tiny", "looking", 0, "SparseFormer: regions that move"),
+    ("vt_resnet18", "mosaic", 1, "VT: 16 visual tokens"),
+)
 LIMIT = 190_000  # bytes
+
+
+def overview(photo: str = "cat") -> Image.Image:
+    """One photograph through the eyes of the four families, for the README."""
+    from saccade.explain.figure import Figure
+
+    panels = []
+    for model, figure, number, label in OVERVIEW:
+        found = saccade.explain(photo_paths()[photo], model, importance=())[0]
+        panels.append(found.figures[figure].panels[number]._replace(label=label, note=model, colour=None))
+    caption = "Fresh weights: how each family groups the pixels before it has learned anything."
+    return Figure("overview", "One photograph, four ways to see it as a few tokens", caption, panels, 4).image(250)
 
 if __name__ == "__main__":
     for file, (photo, model, figure, width) in PICTURES.items():
@@ -28,3 +46,4 @@ if __name__ == "__main__":
         if target.stat().st_size > LIMIT:  # rare colours are kept: they are the tokens'
             sheet.quantize(256, method=Image.Quantize.MAXCOVERAGE).save(target, optimize=True)
         print(f"{target}: {target.stat().st_size // 1024} KB, {sheet.width} x {sheet.height}")
+    overview().quantize(256).save(Path(__file__).parent / "pictures" / "overview.png", optimize=True)
