@@ -37,6 +37,7 @@ def overview(photo: str = "cat") -> Image.Image:
     caption = "Fresh weights: how each family groups the pixels before it has learned anything."
     return Figure("overview", "One photograph, four ways to see it as a few tokens", caption, panels, 4).image(250)
 
+
 if __name__ == "__main__":
     for file, (photo, model, figure, width) in PICTURES.items():
         found = saccade.explain(photo_paths()[photo], model, importance=())[0]
