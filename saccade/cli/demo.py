@@ -107,7 +107,8 @@ def write_page(rows: list[dict], sections: list[str], trained: dict | None, out:
     if trained:
         learned = (
             f"<p>A minute of training from nothing on rendered scenes took <code>svit_nano</code> to "
-            f'{trained["top1"]:.0f} % top-1 (chance: {trained["chance"]:.0f} %): <a href="{trained["page"]}">its report</a>.</p>'
+            f"{trained['top1']:.0f} % top-1, chance is {trained['chance']:.0f} %: "
+            f'<a href="{trained["page"]}">its report</a>.</p>'
         )
     body = (
         "<main><h1>A few tokens instead of every pixel</h1>"

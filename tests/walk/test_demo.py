@@ -25,7 +25,7 @@ def test_it_writes_one_page_that_links_what_it_drew(small, capsys, tmp_path):
 
 
 def test_its_training_part_names_what_was_learned(small, capsys, tmp_path):
-    assert main(["demo", "--out", str(tmp_path), "--train-minutes", "0.05", "--device", "cpu", "--json"]) == 0
+    assert main(["demo", "--out", str(tmp_path), "--train-minutes", "0.25", "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["training"]["chance"] == 10
     assert 0 <= found["training"]["top1"] <= 100
