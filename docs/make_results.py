@@ -17,8 +17,12 @@ Printed by `python docs/make_results.py` from `docs/results/*.json`, which `sacc
 edit. "final" is the last state of a run (the average of the weights where the recipe keeps one), "best" the best
 validation on the way, chosen by the same pictures it is measured on. Multiply-adds are of one image at the size used.
 """
-COLUMNS = ("model", "M params", "M multiply-adds", "px", "final top-1", "best top-1", "top-5", "ECE", "epochs", "min",
-           "train images/s", "loader images/s")  # fmt: skip
+COLUMNS = {
+    "classification": ("model", "M params", "M multiply-adds", "px", "final top-1", "best top-1", "top-5", "ECE",
+                       "epochs", "min", "train images/s", "loader images/s"),
+    "segmentation": ("model", "M params", "G multiply-adds", "px", "final mIoU", "best mIoU", "mAcc", "aAcc",
+                     "test mIoU", "test aAcc", "epochs", "min", "s/epoch", "train images/s"),
+}  # fmt: skip
 
 
 def add(run: Path) -> Path:
@@ -33,6 +37,10 @@ def add(run: Path) -> Path:
             result["command"] = result["command"].replace(value, Path(value).name)
     result["data"] = Path(path).name
     result["unreadable_pictures"] = []
+    if run.is_dir() and (run / "evaluation.json").is_file():  # saccade eval --split test --out RUN
+        result["test"] = json.loads((run / "evaluation.json").read_text())
+        for key in ("checkpoint", "data", "machine"):
+            result["test"].pop(key, None)
     target = HERE / "results" / f"{result['data']}_{result['model']}.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(result, indent=2) + "\n")
@@ -44,13 +52,15 @@ def page() -> str:
     parts = [HEADER]
     for data in dict.fromkeys(result["data"] for result in results):
         chosen = [result for result in results if result["data"] == data]
-        chosen.sort(key=lambda result: -result["final"]["top1"])
+        chosen.sort(key=lambda result: -result["final"][result.get("score", "top1")])
         first = chosen[0]
         parts.append(f"## {data}\n")
         counts = f"{first['train_images']:,} training pictures, {first['val_images']:,} held out"
         parts.append(f"{first['classes']} classes, {counts}.\n")
         parts.append(table(chosen))
         parts += [footnote(result) for result in chosen]
+        if (HERE / "images" / f"{data}.jpg").is_file():  # docs/make_segments.py
+            parts.append(f"\n![{data}: pictures, truth, and what the models say](images/{data}.jpg)")
         parts.append("")
     if not results:
         parts.append("No results yet.")
@@ -58,26 +68,51 @@ def page() -> str:
 
 
 def table(results: list[dict]) -> str:
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    for result in results:
-        final, best = result["final"], result["best"]
-        loader = result["loader_images_per_s"]
-        cells = (
-            f"`{result['model']}`",
-            f"{result['parameters'] / 1e6:.2f}",
-            f"{result['multiply_adds'] / 1e6:,.0f}",
-            str(result["image_size"]),
-            f"**{final['top1']:.2f}**",
-            f"{best['top1']:.2f}",
-            f"{final['top5']:.2f}",
-            f"{final['calibration']:.2f}",
-            f"{result['epochs']:g}",
-            f"{result['minutes']:.1f}",
-            f"{result['train_images_per_s']:,.0f}" if result["train_images_per_s"] else "–",
-            f"{loader:,.0f}" if loader else "–",
-        )
-        lines.append("| " + " | ".join(cells) + " |")
+    task = results[0]["task"]
+    lines = ["| " + " | ".join(COLUMNS[task]) + " |", "|" + "---|" * len(COLUMNS[task])]
+    cells_of = {"classification": classification_cells, "segmentation": segmentation_cells}[task]
+    lines += ["| " + " | ".join(cells_of(result)) + " |" for result in results]
     return "\n".join(lines) + "\n"
+
+
+def classification_cells(result: dict) -> tuple[str, ...]:
+    final, best = result["final"], result["best"]
+    loader = result["loader_images_per_s"]
+    return (
+        f"`{result['model']}`",
+        f"{result['parameters'] / 1e6:.2f}",
+        f"{result['multiply_adds'] / 1e6:,.0f}",
+        str(result["image_size"]),
+        f"**{final['top1']:.2f}**",
+        f"{best['top1']:.2f}",
+        f"{final['top5']:.2f}",
+        f"{final['calibration']:.2f}",
+        f"{result['epochs']:g}",
+        f"{result['minutes']:.1f}",
+        f"{result['train_images_per_s']:,.0f}" if result["train_images_per_s"] else "–",
+        f"{loader:,.0f}" if loader else "–",
+    )
+
+
+def segmentation_cells(result: dict) -> tuple[str, ...]:
+    final, best, test = result["final"], result["best"], result.get("test")
+    speed = result["train_images_per_s"]
+    return (
+        f"`{result['model']}`",
+        f"{result['parameters'] / 1e6:.2f}",
+        f"{result['multiply_adds'] / 1e9:,.1f}",
+        str(result["image_size"]),
+        f"**{final['miou']:.2f}**",
+        f"{best['miou']:.2f}",
+        f"{final['macc']:.2f}",
+        f"{final['aacc']:.2f}",
+        f"{test['miou']:.2f}" if test else "–",
+        f"{test['aacc']:.2f}" if test else "–",
+        f"{result['epochs']:g}",
+        f"{result['minutes']:.1f}",
+        f"{result['train_images'] / speed:.2f}" if speed else "–",
+        f"{speed:,.0f}" if speed else "–",
+    )
 
 
 def footnote(result: dict) -> str:

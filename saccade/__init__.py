@@ -12,6 +12,7 @@ from saccade import models as models  # registers the models
 from saccade.explain.record import record
 from saccade.models._build import create_model, list_models
 from saccade.models._checkpoint import LoadReport, convert_official, load_checkpoint, save_checkpoint
+from saccade.tasks.segmentation import create_segmenter
 
 if TYPE_CHECKING:
     from saccade.explain.explanation import explain as explain
@@ -25,6 +26,7 @@ __all__ = [
     "LoadReport",
     "convert_official",
     "create_model",
+    "create_segmenter",
     "explain",
     "list_models",
     "load_checkpoint",

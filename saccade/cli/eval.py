@@ -1,12 +1,13 @@
-"""`saccade eval`: what a checkpoint is worth on a data set."""
+"""`saccade eval`: what a checkpoint is worth on a data set, by the measure of its task."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-HELP = "evaluate a checkpoint: top-1, top-5, every class, calibration; the papers' protocol"
+HELP = "evaluate a checkpoint: accuracy and calibration, or mIoU; every class; the papers' protocol"
 EXAMPLE = """saccade eval runs/first --data scenes
-         saccade eval svit_small.pth --data imagenet/ --split val --size 384 --crop-pct 1.0"""
+         saccade eval svit_small.pth --data imagenet/ --split val --size 384 --crop-pct 1.0
+         saccade eval runs/masks --data ade20k/ --scales 0.5 0.75 1 1.25 1.5 1.75 --flip"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--views", type=int, nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="of a video (papers: 4 3)"
     )
     parser.add_argument("--per-class", action="store_true", help="list every class, not only the ten weakest")
+    add_inference_arguments(parser)
+
+
+def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
+    """How a segmenter is asked."""
+    group = parser.add_argument_group("segmentation")
+    group.add_argument("--window", type=int, metavar="PX", help="slide a window of this side; 0: the whole picture")
+    group.add_argument("--stride", type=int, default=0, metavar="PX", help="of the window (default: 2/3 of it)")
+    group.add_argument("--scales", type=float, nargs="+", default=[1.0], metavar="X", help="average over these sizes")
+    group.add_argument("--flip", action="store_true", help="average with the mirrored picture")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,12 +42,28 @@ def run(args: argparse.Namespace) -> int:
     require("torchmetrics", "train")
     import torch
 
-    from saccade.cli import pick_device, print_json, settings
-    from saccade.engine.evaluate import evaluate_checkpoint
+    from saccade.cli import pick_device, print_json
     from saccade.engine.results import machine, write_json
+    from saccade.tasks.open import read_task_card
 
     device = pick_device(args.device)
     dtype = None if args.precision == "float32" else getattr(torch, args.precision)
+    task = read_task_card(args.checkpoint).task
+    document = {"classification": classification, "segmentation": segmentation}[task](args, device, dtype)
+    document["machine"] = machine(torch.device(device))
+    if args.out:
+        write_json(Path(args.out) / "evaluation.json", document)
+    if args.json:
+        print_json(document)
+    else:
+        show(document, args.per_class)
+    return 0
+
+
+def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
+    from saccade.cli import settings
+    from saccade.engine.evaluate import evaluate_checkpoint
+
     evaluation, card, source = evaluate_checkpoint(
         args.checkpoint,
         args.data,
@@ -52,40 +79,68 @@ def run(args: argparse.Namespace) -> int:
         **settings(args.set),
     )
     shares = [None if share is None else round(share, 2) for share in evaluation.per_class]
-    document = {
+    return {
         "checkpoint": str(args.checkpoint),
+        "task": card.task,
         "model": card.name,
         "data": str(args.data),
         "size": args.size or card.preprocess.size,
         "crop_pct": args.crop_pct or card.preprocess.crop_pct,
         **evaluation.summary(),
+        "measure": "top-1 %",
         "per_class": dict(zip(source.classes, shares, strict=True)),
-        "machine": machine(torch.device(device)),
     }
-    if args.out:
-        write_json(Path(args.out) / "evaluation.json", document)
-    if args.json:
-        print_json(document)
-    else:
-        show(document, args.per_class)
-    return 0
+
+
+def segmentation(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
+    from saccade.cli import settings
+    from saccade.engine.evaluate_masks import evaluate_segmenter_checkpoint
+    from saccade.tasks.inference import Inference
+
+    how = Inference(args.window or 0, args.stride, tuple(args.scales), args.flip)
+    evaluation, card, source = evaluate_segmenter_checkpoint(
+        args.checkpoint,
+        args.data,
+        args.split,
+        args.size,
+        how,
+        args.workers,
+        device,
+        dtype,
+        args.max_bad,
+        **settings(args.set),
+    )
+    shares = [None if share is None else round(100 * share, 2) for share in evaluation.scores.iou]
+    return {
+        "checkpoint": str(args.checkpoint),
+        "task": card.task,
+        "model": f"{card.name}+{card.head}",
+        "data": str(args.data),
+        "size": args.size or card.shorter,
+        "inference": how._asdict(),
+        **evaluation.summary(),
+        "measure": "IoU %",
+        "per_class": dict(zip(source.classes, shares, strict=True)),
+    }
 
 
 def show(document: dict[str, Any], all_classes: bool) -> None:
     from saccade._extras import require
+    from saccade.engine.recipe import NAMES
 
     console = require("rich.console", "train").Console()
     table = require("rich.table", "train").Table(title=f"{document['model']} on {document['data']}")
-    for column in ("pictures", "top-1 %", "top-5 %", "calibration error %", "loss", "unreadable"):
+    figures = [key for key in document if key in NAMES]
+    for column in ("pictures", *(NAMES[key] if key == "loss" else f"{NAMES[key]} %" for key in figures), "unreadable"):
         table.add_column(column, justify="right")
-    values = [document[key] for key in ("count", "top1", "top5", "calibration", "loss", "bad")]
+    values = [document[key] for key in ("count", *figures, "bad")]
     table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values))
     console.print(table)
     known = sorted((share, name) for name, share in document["per_class"].items() if share is not None)
     shown = known if all_classes else known[:10]
     weakest = require("rich.table", "train").Table(title="every class" if all_classes else "weakest classes")
     weakest.add_column("class")
-    weakest.add_column("top-1 %", justify="right")
+    weakest.add_column(document["measure"], justify="right")
     for share, name in shown:
         weakest.add_row(name, f"{share:.1f}")
     console.print(weakest)

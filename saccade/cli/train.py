@@ -8,12 +8,14 @@ from pathlib import Path
 HELP = "train a model on your pictures: a recipe, or a model's name; resumable, with one HTML report"
 EXAMPLE = """saccade train --model svit_nano --data scenes --out runs/first
          saccade train recipes/svit_nano_cifar10.yaml --data cifar10/ --out runs/cifar --set optimizer.lr=5e-4
-         saccade train --resume --out runs/cifar"""
+         saccade train --resume --out runs/cifar
+         saccade train --model paca_nano --head paca --data scenes --out runs/masks"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a YAML file, or the name of one under recipes/")
     parser.add_argument("--model", metavar="NAME", help="any of saccade's or timm's models, in place of the recipe's")
+    parser.add_argument("--head", metavar="NAME", help="segment: vt_fpn, fpn, paca, upernet or sparse on --model")
     parser.add_argument(
         "--data",
         metavar="PATH",
@@ -32,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from saccade.engine.train import train
 
     recipe = resolve(args)
-    out = Path(args.out or f"runs/{recipe.model.name}_{Path(recipe.data.path).name}")
+    name = "+".join(filter(None, (recipe.model.name, recipe.model.head)))
+    out = Path(args.out or f"runs/{name}_{Path(recipe.data.path).name}")
     device = None if args.device == "auto" else pick_device(args.device)
     command = shlex.join(["saccade", *sys.argv[1:]])
     finished = train(recipe, out, args.resume, device, command, progress=not (args.json or args.quiet))
@@ -62,6 +65,8 @@ def resolve(args: argparse.Namespace):
         changes = ["task=video", *changes]
     if args.model:  # options of the recipe's own model would not fit
         changes = [f"model={{name: {args.model}}}", *changes]
+    if args.head:
+        changes = ["task=segmentation", *changes, f"model.head={args.head}"]
     if args.data:
         changes = [f"data.path={args.data!r}", *changes]
     if args.seed is not None:
@@ -99,12 +104,14 @@ def find_recipe(name: str) -> Path:
 
 
 def tell(result: dict, out: Path) -> None:
-    final, best = result["final"], result["best"]
-    print(f"{result['model']} on {result['data']}: top-1 {final['top1']:.2f} %, top-5 {final['top5']:.2f} %, "
-          f"calibration error {final['calibration']:.2f} % on {final['count']} pictures")  # fmt: skip
+    from saccade.engine.recipe import NAMES
+
+    final, best, score = result["final"], result["best"], result["score"]
+    figures = [f"{NAMES[key]} {final[key]:.2f} %" for key in final if key in NAMES and key != "loss"]
+    print(f"{result['model']} on {result['data']}: {', '.join(figures)} on {final['count']} pictures")
     speed = result["train_images_per_s"]
     pace = f", {speed:,.0f} images/s" if speed else ""
-    print(f"best top-1 {best['top1']:.2f} % · {result['epochs']:g} epochs in {result['minutes']:.1f} min{pace} · "
-          f"{result['unreadable']} unreadable pictures")  # fmt: skip
+    length = f"{result['epochs']:g} epochs in {result['minutes']:.1f} min{pace}"
+    print(f"best {NAMES[score]} {best[score]:.2f} % · {length} · {result['unreadable']} unreadable pictures")
     for name in ("report.html", "best.safetensors", "last.safetensors", "metrics.csv", "result.json", "recipe.yaml"):
         print(f"wrote {out / name}")

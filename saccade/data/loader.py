@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from saccade.data.image import BadImage
 from saccade.data.source import DataError, Source
 
-Transform = Callable[[Image.Image], Tensor]  # -> uint8 (3, H, W)
+Transform = Callable[..., Any]  # of what a sample is made of: a picture -> uint8 (3, H, W); a picture and its mask; …
+Sample = Callable[[Any, Transform, int], tuple[Tensor, Any]]  # source, transform, index -> picture, its label
 Key = tuple[int, int | None]  # a picture of the source, and the die of its augmentation
 
 
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     """Pictures of one step."""
 
     images: Tensor  # (B, 3, H, W) uint8
-    labels: Tensor  # (B,) int64
+    labels: Tensor  # (B,) int64, or masks (B, H, W) uint8
     indices: Tensor  # (B,) int64: which pictures of the source
     bad: list[tuple[int, str]]  # (index, reason) of pictures that could not be read
 
@@ -72,18 +72,23 @@ class Order:
             yield list(zip(order[first : first + share].tolist(), throws[first : first + share].tolist(), strict=True))
 
 
+def labelled(source: Source, transform: Transform, index: int) -> tuple[Tensor, int]:
+    """A picture and the number of its class."""
+    return transform(source.read(index)), int(source.labels[index])
+
+
 class _Pictures(Dataset):
     """(index, die) -> picture, or the reason why not."""
 
-    def __init__(self, source: Source, transform: Transform):
-        self.source, self.transform = source, transform
+    def __init__(self, source: Any, transform: Transform, sample: Sample):
+        self.source, self.transform, self.sample = source, transform, sample
 
-    def __getitem__(self, key: Key) -> tuple[Tensor, int, int] | tuple[int, str]:
+    def __getitem__(self, key: Key) -> tuple[Tensor, Any, int] | tuple[int, str]:
         index, die = key
         if die is not None:
             seed_all(die)  # timm and torchvision throw the dice of `random`, numpy and torch
         try:
-            return self.transform(self.source.read(index)), int(self.source.labels[index]), index
+            return *self.sample(self.source, self.transform, index), index
         except BadImage as error:
             return index, str(error)
 
@@ -102,11 +107,13 @@ class FileLoader:
     """Decodes and augments picture by picture, in `workers` processes."""
 
     def __init__(
-        self, source: Source, transform: Transform, order: Order, workers: int | None = None, pin: bool = False
-    ):
+        self, source: Any, transform: Transform, order: Order, workers: int | None = None, pin: bool = False,
+        sample: Sample = labelled,
+    ):  # fmt: skip
         self.source, self.order = source, order
         self.sampler = _Sampler(order.batches)
-        self.loader = _data_loader(_Pictures(source, transform), self.sampler, _fill_bad, workers, pin, keep=True)
+        pictures = _Pictures(source, transform, sample)
+        self.loader = _data_loader(pictures, self.sampler, _fill_bad, workers, pin, keep=True)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         self.sampler.epoch, self.sampler.start = epoch, start
@@ -131,12 +138,12 @@ class EvalLoader:
     """All pictures once, in order; process `rank` takes every `world`-th. Bad ones are left out."""
 
     def __init__(
-        self, source: Source, transform: Transform, batch_size: int, workers: int | None = None, rank: int = 0,
-        world: int = 1, pin: bool = False,
+        self, source: Any, transform: Transform, batch_size: int, workers: int | None = None, rank: int = 0,
+        world: int = 1, pin: bool = False, sample: Sample = labelled,
     ):  # fmt: skip
         mine = list(range(rank, len(source), world))
         self.batches = [[(i, None) for i in mine[k : k + batch_size]] for k in range(0, len(mine), batch_size)]
-        self.loader = _data_loader(_Pictures(source, transform), self.batches, _drop_bad, workers, pin)
+        self.loader = _data_loader(_Pictures(source, transform, sample), self.batches, _drop_bad, workers, pin)
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -165,8 +172,8 @@ class MemoryEvalLoader:
 class Memory(NamedTuple):
     """A source decoded once."""
 
-    images: Tensor  # (N, 3, S, S) uint8
-    labels: Tensor  # (N,) int64
+    images: Tensor  # (N, 3, H, W) uint8
+    labels: Tensor  # (N,) int64, or masks (N, H, W) uint8
     kept: np.ndarray  # (N,) which pictures of the source these are
     bad: list[tuple[int, str]]
 
@@ -174,11 +181,11 @@ class Memory(NamedTuple):
         return self._replace(images=self.images.to(device), labels=self.labels.to(device))
 
 
-def decode_all(source: Source, transform: Transform, workers: int | None = None) -> Memory:
+def decode_all(source: Any, transform: Transform, workers: int | None = None, sample: Sample = labelled) -> Memory:
     """Read every picture of a source into one tensor."""
     step = 64  # small enough for the shared memory of a container
     chunks = [[(i, None) for i in range(k, min(k + step, len(source)))] for k in range(0, len(source), step)]
-    found = list(_data_loader(_Pictures(source, transform), chunks, _drop_bad, workers, pin=False))
+    found = list(_data_loader(_Pictures(source, transform, sample), chunks, _drop_bad, workers, pin=False))
     bad = [entry for batch in found for entry in batch.bad]
     found = [batch for batch in found if len(batch.labels)]
     if not found:
@@ -247,9 +254,9 @@ def _collate(samples: list) -> tuple[list, list[tuple[int, str]]]:
 
 
 def _stack(good: list, bad: list[tuple[int, str]]) -> Batch:
-    images = torch.stack([sample[0] for sample in good])
-    labels, indices = (torch.tensor([sample[i] for sample in good]) for i in (1, 2))
-    return Batch(images, labels, indices, bad)
+    images, labels = torch.stack([sample[0] for sample in good]), [sample[1] for sample in good]
+    indices = torch.tensor([sample[2] for sample in good])
+    return Batch(images, torch.stack(labels) if isinstance(labels[0], Tensor) else torch.tensor(labels), indices, bad)
 
 
 def _fill_bad(samples: list) -> Batch:

@@ -112,7 +112,14 @@ def _whole(path: Path, columns: dict[str, Any]) -> Opener:
 
 
 def _from_files(files: list[str], columns: dict[str, Any], where: str) -> dict[str, Opener]:
-    """Files grouped by the split their names begin with: train-00000-of-00008.parquet, val.parquet, …"""
+    groups = group_files(files, where)
+    if files[0].endswith(".tar"):
+        return {split: partial(ShardSource, members) for split, members in groups.items()}
+    return {split: partial(TableSource, members, **columns) for split, members in groups.items()}
+
+
+def group_files(files: list[str], where: str) -> dict[str, list[str]]:
+    """Files by the split their names begin with: train-00000-of-00008.parquet, val.parquet, …"""
     if not files:
         raise DataError(f"no file matches {where}.")
     kinds = {Path(file).suffix for file in files}
@@ -122,11 +129,7 @@ def _from_files(files: list[str], columns: dict[str, Any], where: str) -> dict[s
     for file in files:
         start = re.split(r"[-_.\d]", Path(file).name)[0].lower()
         groups.setdefault(start if start in TRAIN + HELD_OUT else "all", []).append(file)
-    if len(groups) == 1:
-        groups = {"all": files} if "train" not in groups else groups
-    if kinds == {".tar"}:
-        return {split: partial(ShardSource, members) for split, members in groups.items()}
-    return {split: partial(TableSource, members, **columns) for split, members in groups.items()}
+    return {"all": files} if len(groups) == 1 and "train" not in groups else groups
 
 
 def _open_scenes(count: int, size: int, split: str, classes: list[str] | None = None) -> Source:

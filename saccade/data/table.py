@@ -23,6 +23,47 @@ IN_MEMORY = 4 * 2**30  # Parquet files up to this size (compressed) are read int
 IMAGE_NAMES, LABEL_NAMES = ("image", "img", "jpg", "picture"), ("label", "labels", "fine_label", "class", "target", "y")
 
 
+class EncodedColumn:
+    """A column of encoded pictures, masks or clips; opened on first use, in each process."""
+
+    def __init__(self, files: Sequence[str | Path], column: str):
+        self.files, self.column = [str(file) for file in files], column
+        self._cells: Any = None
+        self._starts = np.zeros(1, dtype=np.int64)
+
+    def __len__(self) -> int:
+        pq = require("pyarrow.parquet", "train")
+        if all(file.endswith(".parquet") for file in self.files):
+            return sum(pq.read_metadata(file).num_rows for file in self.files)
+        return len(_read(self.files, self.column))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Loader processes that are spawned, not forked, open the files for themselves."""
+        return self.__dict__ | {"_cells": None}
+
+    def encoded(self, index: int) -> tuple[Any, str]:
+        """What lies in row `index`: its bytes, or the path when only that is stored; and its name for people."""
+        pa = require("pyarrow", "train")
+
+        if self._cells is None:
+            self._cells = _open_images(self.files, self.column)
+            self._starts = np.cumsum([0] + [len(chunk) for chunk in self._cells.chunks])
+        chunk = int(np.searchsorted(self._starts, index, side="right")) - 1
+        cell = self._cells.chunk(chunk)[index - int(self._starts[chunk])]
+        data, path = (cell["bytes"], cell["path"]) if pa.types.is_struct(cell.type) else (cell, None)
+        if pa.types.is_string(data.type) or pa.types.is_large_string(data.type):
+            data, path = None, data
+        if data is not None and data.is_valid:
+            return data.as_py(), self.name(index)
+        if path is None or not path.is_valid:
+            raise BadImage(self.name(index), "the row holds no picture")
+        return Path(self.files[0]).parent / path.as_py(), self.name(index)
+
+    def name(self, index: int) -> str:
+        where = self.files[0] if len(self.files) == 1 else os.path.commonpath(self.files)
+        return f"{where}, row {index}"
+
+
 class TableSource:
     """Rows of Parquet or Arrow files."""
 
@@ -39,42 +80,23 @@ class TableSource:
         self.image_column = _choose(schema, features, "image", image_column)
         self.label_column = _choose(schema, features, "label", label_column)
         labels = _read(self.files, self.label_column)
-        self._images: Any = None  # opened on first use, in each process
-        self._starts = np.zeros(1, dtype=np.int64)
-        self._rows = len(labels)
+        self._images = EncodedColumn(self.files, self.image_column)
         self.classes, self.labels = _number(labels, features.get(self.label_column, {}), classes)
 
     def __len__(self) -> int:
-        return self._rows
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Loader processes that are spawned, not forked, open the files for themselves."""
-        return self.__dict__ | {"_images": None}
+        return len(self.labels)
 
     def read(self, index: int) -> Image.Image:
-        if self._images is None:
-            self._images = _open_images(self.files, self.image_column)
-            self._starts = np.cumsum([0] + [len(chunk) for chunk in self._images.chunks])
-        chunk = int(np.searchsorted(self._starts, index, side="right")) - 1
-        cell = self._images.chunk(chunk)[index - int(self._starts[chunk])]
-        return read_image(*self._encoded(cell, index))
-
-    def _encoded(self, cell: Any, index: int) -> tuple[Any, str]:
-        """The picture's bytes, or its path when only that is stored."""
-        pa = require("pyarrow", "train")
-
-        data, path = (cell["bytes"], cell["path"]) if pa.types.is_struct(cell.type) else (cell, None)
-        if pa.types.is_string(data.type) or pa.types.is_large_string(data.type):
-            data, path = None, data
-        if data is not None and data.is_valid:
-            return data.as_py(), self.name(index)
-        if path is None or not path.is_valid:
-            raise BadImage(self.name(index), "the row holds no picture")
-        return Path(self.files[0]).parent / path.as_py(), self.name(index)
+        return read_image(*self._images.encoded(index))
 
     def name(self, index: int) -> str:
-        where = self.files[0] if len(self.files) == 1 else os.path.commonpath(self.files)
-        return f"{where}, row {index}"
+        return self._images.name(index)
+
+
+def describe_columns(file: str) -> tuple[list[str], dict[str, str]]:
+    """Names of a file's columns, and the notes in its schema beside Hugging Face's."""
+    schema = _schema(file)
+    return list(schema.names), {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
 
 
 def disk_files(folder: Path) -> list[Path]:

@@ -13,10 +13,9 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from saccade._extras import require
 from saccade.engine.module import Training
+from saccade.engine.recipe import NAMES
 from saccade.models._card import Card, save_model
 
-COLUMNS = ["step", "epoch", "lr", "train_loss", "train_top1", "val_loss", "val_top1", "val_top5", "val_calibration",
-           "images_per_s", "seconds"]  # fmt: skip
 MINUTES = 10  # between states, when nothing else asks for one
 
 
@@ -53,7 +52,7 @@ class Keeper(Callback):
             return
         pl_module.check_weights()
         found = {"step": pl_module.clock.steps, **pl_module.validation}
-        better = not self.best or found["top1"] > self.best["top1"]
+        better = not self.best or found[pl_module.score] > self.best[pl_module.score]
         if better:
             self.best = found
             self.save_weights(trainer, pl_module, "best.safetensors")
@@ -88,16 +87,19 @@ class History(Callback):
     def __init__(self, out: Path, tensorboard: bool = True):
         self.file, self.tensorboard = out / "metrics.csv", tensorboard
         self.rows: list[dict[str, Any]] = []
+        self.columns: list[str] = []
         self.marked: tuple[float, int] | None = None
         self.board: Any = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         steps = pl_module.clock.steps  # 0, or where a resumed run stands: later rows will be written again
         self.rows = [row for row in read_rows(self.file) if row["step"] <= steps]
+        figures = [f"train_{name}" for name in pl_module.trained] + [f"val_{name}" for name in pl_module.validated]
+        self.columns = ["step", "epoch", "lr", *figures, "images_per_s", "seconds"]
         if not trainer.is_global_zero:
             return
         with open(self.file, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(self.rows)
         if self.tensorboard:
@@ -146,7 +148,7 @@ class History(Callback):
         if not trainer.is_global_zero:
             return
         with open(self.file, "a", newline="") as file:
-            csv.DictWriter(file, COLUMNS).writerow(row)
+            csv.DictWriter(file, self.columns).writerow(row)
         if self.board is not None:
             for key, value in values.items():
                 self.board.add_scalar(key, value, clock.steps)
@@ -223,7 +225,7 @@ def describe(module: Training) -> str:
         facts.append(f"{f'{days} d ' if days else ''}{time.strftime('%H:%M:%S', time.gmtime(rest))} left")
     if validation:
         facts.append(f"val loss {validation['loss']:.3f}")
-        facts.append(f"top-1 {validation['top1']:.2f} %")
+        facts.append(f"{NAMES[module.score]} {validation[module.score]:.2f} %")
     return " · ".join(facts)
 
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -58,8 +58,8 @@ class BadPictures:
 class Sources(NamedTuple):
     """What a run trains on, opened and checked."""
 
-    train: Source
-    val: Source
+    train: Any  # a `Source`, or what takes its place in other tasks
+    val: Any
     train_memory: Memory | None  # decoded once, when the pictures are small
     val_memory: Memory | None
     bad: BadPictures
@@ -113,47 +113,67 @@ def open_sources(data: Data, image_size: int, seed: int, frames: int = 0) -> Sou
     return Sources(train, val, memories[0], memories[1], bad)
 
 
-class Feed:
+class Feed(NamedTuple):
     """The loaders of one process."""
 
+    order: Order
     train: FileLoader | MemoryLoader | MotionLoader
     val: EvalLoader | MemoryEvalLoader | MotionEvalLoader
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        sources: Sources,
-        sizes: Preprocess,
-        device: torch.device,
-        rank: int = 0,
-        world: int = 1,
-        here: int = 1,  # processes on this machine, which share its cores
-    ):
-        data, parts = recipe.data, recipe.trainer.accumulate
-        self.sources = sources
-        memory, held = sources.train_memory, sources.val_memory
-        count = len(sources.train) if memory is None else len(memory.labels)
-        self.order = Order(count, recipe.batch_size, recipe.seed, rank, world, parts, recipe.augment.repeats)
-        share = recipe.batch_size // parts // world
-        workers = data.workers if data.workers is not None else min(16, max(0, usable_cores() // here - 1))
-        pin = device.type == "cuda"
-        if memory is not None and held is not None:
-            memory, held = memory.to(device), held.to(device)
-            self.train = MemoryLoader(memory.images, memory.labels, self.order, memory.kept)
-            self.val = MemoryEvalLoader(held, share, rank, world)
-        elif isinstance(sources.train, MotionSet) and isinstance(sources.val, MotionSet):
-            self.train = MotionLoader(sources.train.to(device), self.order)
-            self.val = MotionEvalLoader(sources.val.to(device), share, rank, world)
-        else:
-            change = train_transform(**_single(recipe.augment, recipe.data, sizes))
-            if sizes.frames:
-                change = TrainClip(sizes.frames, sizes.stride, change)
-            self.train = FileLoader(sources.train, change, self.order, workers, pin)
-            straight = straight_transform(sizes._replace(size=data.val_size or sizes.size))
-            self.val = EvalLoader(sources.val, straight, share, workers, rank, world, pin)
-
     def stream(self, clock: Clock, val_every: int) -> "Stream":
         return Stream(self, clock, val_every)
+
+
+class Share(NamedTuple):
+    """One process's part in a run."""
+
+    order: Order
+    pictures: int  # of each part of a batch
+    workers: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, recipe: Recipe, sources: Sources, device: torch.device, rank: int, world: int, here: int) -> "Share":
+        """Process `rank` of `world`; `here` of them share this machine's cores."""
+        data, parts, memory = recipe.data, recipe.trainer.accumulate, sources.train_memory
+        count = len(sources.train) if memory is None else len(memory.labels)
+        order = Order(count, recipe.batch_size, recipe.seed, rank, world, parts, recipe.augment.repeats)
+        workers = data.workers if data.workers is not None else min(16, max(0, usable_cores() // here - 1))
+        return cls(order, recipe.batch_size // parts // world, workers, device)
+
+    @property
+    def pin(self) -> bool:
+        return self.device.type == "cuda"
+
+
+def memory_feed(sources: Sources, share: Share) -> Feed | None:
+    """Batches out of decoded pictures, kept on the device; None if they were not decoded."""
+    memory, held, order = sources.train_memory, sources.val_memory, share.order
+    if memory is None or held is None:
+        return None
+    memory, held = memory.to(share.device), held.to(share.device)
+    train = MemoryLoader(memory.images, memory.labels, order, memory.kept)
+    return Feed(order, train, MemoryEvalLoader(held, share.pictures, order.rank, order.world))
+
+
+def picture_feed(recipe: Recipe, sources: Sources, sizes: Preprocess, share: Share) -> Feed:
+    """For classification, of pictures or clips."""
+    data, order = recipe.data, share.order
+    kept = memory_feed(sources, share)
+    if kept is not None:
+        return kept
+    if isinstance(sources.train, MotionSet) and isinstance(sources.val, MotionSet):
+        val = MotionEvalLoader(sources.val.to(share.device), share.pictures, order.rank, order.world)
+        return Feed(order, MotionLoader(sources.train.to(share.device), order), val)
+    change = train_transform(**_single(recipe.augment, data, sizes))
+    if sizes.frames:
+        change = TrainClip(sizes.frames, sizes.stride, change)
+    straight = straight_transform(sizes._replace(size=data.val_size or sizes.size))
+    return Feed(
+        order,
+        FileLoader(sources.train, change, order, share.workers, share.pin),
+        EvalLoader(sources.val, straight, share.pictures, share.workers, order.rank, order.world, share.pin),
+    )
 
 
 class Stream:

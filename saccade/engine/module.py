@@ -1,27 +1,38 @@
-"""The LightningModule: what happens in one update and in one validation. Lightning turns the crank."""
+"""The LightningModule: what happens in one update and in one validation. Lightning turns the crank.
 
-from typing import Any
+`Training` is the loop that all tasks share; a task is a subclass that gives it data, loss and metric, as `classify` and
+`segment` do.
+"""
+
+from abc import abstractmethod
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
-from timm.data.mixup import Mixup
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from saccade.data.augment import erase, normalise, resize
 from saccade.data.loader import Batch, seed_all
 from saccade.engine.clock import Clock
-from saccade.engine.feed import Feed, Sources, batch_augment
+from saccade.engine.feed import Feed, Share, Sources
 from saccade.engine.optim import make_optimizer, make_schedule
 from saccade.engine.recipe import Recipe
-from saccade.models._card import Preprocess
-from saccade.tasks.classification import accuracy_metrics, classification_loss, freeze_norms
-from saccade.tasks.distillation import Teacher, distillation_loss
+from saccade.models._card import Card, Preprocess
+from saccade.tasks.classification import freeze_norms
 
 
 class NonFiniteLoss(RuntimeError):
     """The loss became infinite or not a number; the message names step, pictures and the last good state."""
+
+
+class Assembly(NamedTuple):
+    """What a recipe stands for, made."""
+
+    model: nn.Module
+    card: Card  # what the model's files will say about it
+    sources: Sources
+    sizes: Preprocess  # of the training input
 
 
 class Training(LightningModule):
@@ -31,10 +42,12 @@ class Training(LightningModule):
     continues from a state needs no memory of its random numbers, and ends as if it had never stopped.
     """
 
-    def __init__(
-        self, model: nn.Module, recipe: Recipe, sources: Sources, sizes: Preprocess, clock: Clock, out: str,
-        teacher: Teacher | None = None,
-    ):  # fmt: skip
+    # A task says which figures it has (all but the loss in %), and which of them, the larger the better, decides.
+    score: ClassVar[str]
+    trained: ClassVar[tuple[str, ...]]
+    validated: ClassVar[tuple[str, ...]]
+
+    def __init__(self, model: nn.Module, recipe: Recipe, sources: Sources, sizes: Preprocess, clock: Clock, out: str):
         super().__init__()
         self.model, self.recipe, self.sources, self.sizes = model, recipe, sources, sizes
         self.clock, self.out = clock, out
@@ -42,27 +55,54 @@ class Training(LightningModule):
         if recipe.ema.decay:
             self.ema = ModelEmaV3(model, decay=recipe.ema.decay, use_warmup=recipe.ema.warmup)
             self.ema.requires_grad_(False)
-        self.hidden = {"teacher": teacher}  # in a dict: neither saved nor counted as part of the model
-        num_classes = len(sources.classes)
-        self.metrics = accuracy_metrics(num_classes)
-        augment = recipe.augment
-        self.augment = batch_augment(augment, sizes.size, sizes) if sources.train_memory is not None else None
-        self.mix = None
-        if augment.mixup or augment.cutmix:
-            self.mix = Mixup(
-                augment.mixup,
-                augment.cutmix,
-                prob=augment.mix_prob,
-                switch_prob=augment.mix_switch,
-                label_smoothing=recipe.regularize.label_smoothing,
-                num_classes=num_classes,
-            )
         self.part = 0  # of the batch, when it is taken in parts
         self.recent: list[tuple[int, Tensor, Tensor]] = []  # update, loss, pictures: not yet looked at
         self.sums: dict[str, Any] = {}
         self.feed: Feed
         self.dice: torch.Generator
         self.validation: dict[str, float] = {}
+
+    # What a task gives
+
+    @classmethod
+    @abstractmethod
+    def assemble(cls, recipe: Recipe) -> Assembly:
+        """Model, card, data and input size; the same seed gives the same weights."""
+
+    @abstractmethod
+    def make_feed(self, share: Share) -> Feed:
+        """The loaders of one process."""
+
+    @abstractmethod
+    def prepare(self, batch: Batch) -> tuple[Tensor, Any]:
+        """What lies in the data -> what the model sees in training, and the targets of that."""
+
+    @abstractmethod
+    def learn(self, images: Tensor, targets: Any) -> tuple[Tensor, ...]:
+        """The loss, and behind it the other figures of `trained`, as shares of 1."""
+
+    @abstractmethod
+    def begin_validation(self) -> None:
+        """Forget the last one."""
+
+    @abstractmethod
+    def validate(self, model: nn.Module, batch: Batch) -> None:
+        """Take the answers to one batch into the metric."""
+
+    @abstractmethod
+    def finish_validation(self) -> dict[str, float]:
+        """The figures of `validated`, over all processes."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, device: torch.device) -> Any:
+        """The model of the last file on the whole validation set, on one process; its `summary()` is the result."""
+
+    @abstractmethod
+    def sections(self, model: nn.Module, evaluation: Any) -> list[tuple[str, str]]:
+        """What the report shows of it: titles and HTML."""
+
+    def compile_model(self, mode: str | None) -> None:
+        self.model.compile(mode=mode)
 
     # Lightning's hooks, in the order in which they are called
 
@@ -88,10 +128,9 @@ class Training(LightningModule):
         trainer = self.trainer
         device = trainer.strategy.root_device
         here = max(1, trainer.world_size // trainer.num_nodes)
-        self.feed = Feed(self.recipe, self.sources, self.sizes, device, trainer.global_rank, trainer.world_size, here)
+        rank, world = trainer.global_rank, trainer.world_size
+        self.feed = self.make_feed(Share.of(self.recipe, self.sources, device, rank, world, here))
         self.dice = torch.Generator(device)
-        if self.hidden["teacher"] is not None:
-            self.hidden["teacher"].to(device)
 
     def on_train_epoch_start(self) -> None:
         if self.recipe.regularize.freeze_norm:
@@ -104,9 +143,8 @@ class Training(LightningModule):
         self.throw_dice()
         self.tell_loss_scale()
         images, targets = self.prepare(batch)
-        logits = self.model(images)
-        loss = self.loss(logits, targets, images)
-        self.watch(loss, logits, targets, batch)
+        loss, *figures = self.learn(images, targets)
+        self.watch(batch, loss, *figures)
         self.part = (self.part + 1) % self.recipe.trainer.accumulate
         return loss
 
@@ -126,30 +164,15 @@ class Training(LightningModule):
 
     def on_validation_start(self) -> None:
         self.clock.pause()
-        self.metrics.reset()
-        self.sums["val"] = torch.zeros(2, device=self.device)  # summed loss, pictures
+        self.begin_validation()
 
     def validation_step(self, batch: Batch) -> None:
         self.sources.bad.add(batch.bad, "validation")
-        if not len(batch.labels):
-            return
-        images = self.straight(batch.images)
-        model = self.model if self.ema is None else self.ema.module
-        logits = model(images).float()
-        self.metrics.update(logits, batch.labels)
-        loss = classification_loss(logits, batch.labels)
-        self.sums["val"] += torch.stack([loss * len(batch.labels), loss.new_tensor(len(batch.labels))])
+        if len(batch.labels):
+            self.validate(self.kept, batch)
 
     def on_validation_epoch_end(self) -> None:
-        found = self.metrics.compute()
-        total = self.trainer.strategy.reduce(self.sums["val"], reduce_op="sum")
-        assert isinstance(total, Tensor)
-        self.validation = {
-            "loss": float(total[0] / total[1]),
-            "top1": 100 * float(found["top1"]),
-            "top5": 100 * float(found["top5"]),
-            "calibration": 100 * float(found["calibration"]),
-        }
+        self.validation = self.finish_validation()
 
     def on_train_epoch_end(self) -> None:
         if self.clock.done():
@@ -176,47 +199,12 @@ class Training(LightningModule):
         if scaler is not None and hasattr(self.model, "set_loss_scale"):
             self.model.set_loss_scale(scaler.get_scale())  # type: ignore[operator]
 
-    def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """uint8 pictures -> augmented, normalised pictures (B, 3, S, S), or clips, and targets (B,) or (B, K)."""
-        augment = self.recipe.augment
-        with torch.autocast(self.device.type, enabled=False):
-            if self.augment is not None:
-                images = self.augment(batch.images, self.dice)
-            else:
-                images = normalise(batch.images.float() / 255, self.sizes.mean, self.sizes.std)
-            shape, targets = images.shape, batch.labels
-            images = images.flatten(1, -3)  # frames of a clip as channels: what happens to one happens to all
-            if augment.erase:
-                images = erase(images, augment.erase, self.dice)
-            if self.recipe.trainer.channels_last and len(shape) == 4:
-                images = images.contiguous(memory_format=torch.channels_last)
-            if self.mix is not None and self.clock.share < augment.mix_until and len(images) % 2 == 0:
-                images, targets = self.mix(images, targets)
-        return images.view(shape), targets
-
-    def straight(self, images: Tensor) -> Tensor:
-        """uint8 pictures -> normalised pictures, as validation sees them."""
-        size = self.recipe.data.val_size or self.sizes.size
-        with torch.autocast(self.device.type, enabled=False):
-            return normalise(resize(images.float() / 255, size).clamp(0, 1), self.sizes.mean, self.sizes.std)
-
-    def loss(self, logits: Tensor, targets: Tensor, images: Tensor) -> Tensor:
-        loss = classification_loss(logits, targets, self.recipe.regularize.label_smoothing)
-        teacher, distill = self.hidden["teacher"], self.recipe.distill
-        if teacher is None:
-            return loss
-        taught = distillation_loss(logits, teacher(images), distill.temperature, distill.kind)
-        return distill.weight * taught + (1 - distill.weight) * loss
-
-    def watch(self, loss: Tensor, logits: Tensor, targets: Tensor, batch: Batch) -> None:
+    def watch(self, batch: Batch, *figures: Tensor) -> None:
         """Remember what the logs need, without making the device wait."""
-        with torch.no_grad():
-            labels = targets if targets.ndim == 1 else targets.argmax(1)
-            hits = (logits.argmax(1) == labels).float().mean()
-            fresh = torch.stack([loss.detach().float(), hits])
-            self.sums["train"] = self.sums["train"] + fresh if "train" in self.sums else fresh
-            self.sums["parts"] = self.sums.get("parts", 0) + 1
-        self.recent.append((self.clock.steps, loss.detach(), batch.indices))
+        fresh = torch.stack([figure.detach().float() for figure in figures])
+        self.sums["train"] = self.sums["train"] + fresh if "train" in self.sums else fresh
+        self.sums["parts"] = self.sums.get("parts", 0) + 1
+        self.recent.append((self.clock.steps, figures[0].detach(), batch.indices))
         if self.device.type == "cpu" or len(self.recent) >= self.recipe.trainer.log_every:
             self.check_finite()
 
@@ -245,12 +233,15 @@ class Training(LightningModule):
         )
 
     def train_averages(self) -> dict[str, float] | None:
-        """Mean loss and accuracy of the updates since the last call."""
+        """Means over the updates since the last call."""
         total, parts = self.sums.pop("train", None), self.sums.pop("parts", 0)
         if total is None:
             return None
         total = self.trainer.strategy.reduce(total / parts, reduce_op="mean")
-        return {"loss": float(total[0]), "top1": 100 * float(total[1])}
+        assert isinstance(total, Tensor)
+        return {
+            name: float(value) * (1 if name == "loss" else 100) for name, value in zip(self.trained, total, strict=True)
+        }
 
     @property
     def kept(self) -> nn.Module:

@@ -1,5 +1,7 @@
 """Optimiser and schedule, both timm's; every number counted in updates."""
 
+from typing import Any
+
 from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
@@ -20,7 +22,7 @@ def make_optimizer(model: nn.Module, recipe: Optimizer, batch_size: int, fused: 
         kwargs.setdefault("fused", True)
     try:
         return create_optimizer_v2(
-            model,
+            scaled_groups(model, recipe) if recipe.lr_scale else model,
             opt=recipe.name,
             lr=learning_rate(recipe, batch_size),
             weight_decay=recipe.weight_decay,
@@ -30,6 +32,24 @@ def make_optimizer(model: nn.Module, recipe: Optimizer, batch_size: int, fused: 
         )
     except (TypeError, ValueError, AssertionError) as error:
         raise RecipeError(f"optimizer {recipe.name!r} cannot be made: {error}") from error
+
+
+def scaled_groups(model: nn.Module, recipe: Optimizer) -> list[dict[str, Any]]:
+    """Parameters by their share of the learning rate (timm's schedules know `lr_scale`) and with or without decay."""
+    exempt = model.no_weight_decay() if hasattr(model, "no_weight_decay") else set()  # type: ignore[operator]
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    used = dict.fromkeys(recipe.lr_scale, False)
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        starts = [start for start in recipe.lr_scale if name.startswith(start)]
+        used |= dict.fromkeys(starts, True)
+        scale = recipe.lr_scale[max(starts, key=len)] if starts else 1.0
+        decay = 0.0 if parameter.ndim <= 1 or name in exempt else recipe.weight_decay
+        groups.setdefault((scale, decay), []).append(parameter)
+    if unknown := [start for start, found in used.items() if not found]:
+        raise RecipeError(f"optimizer.lr_scale: no parameter's name begins with {unknown[0]!r}.")
+    return [{"params": found, "weight_decay": decay, "lr_scale": scale} for (scale, decay), found in groups.items()]
 
 
 def learning_rate(recipe: Optimizer, batch_size: int) -> float:
@@ -45,6 +65,7 @@ def make_schedule(optimizer: TorchOptimizer, recipe: Schedule, epochs: int, step
         sched="step" if constant else recipe.name,
         num_epochs=epochs * steps - (round(recipe.warmup_epochs * steps) if recipe.warmup_first else 0),
         decay_epochs=max(1, round(recipe.decay_epochs * steps)),
+        decay_milestones=[round(epoch * steps) for epoch in recipe.milestones],
         decay_rate=1.0 if constant else recipe.decay_rate,
         min_lr=recipe.min_lr,
         warmup_lr=recipe.warmup_lr,

@@ -15,6 +15,10 @@ from typing import Any, Literal
 
 from saccade._extras import require
 
+# The figures of all tasks, in words; all but the loss are printed in %.
+NAMES = {"loss": "loss", "top1": "top-1", "top5": "top-5", "calibration": "calibration error"}
+NAMES |= {"miou": "mIoU", "macc": "mean class accuracy", "aacc": "pixel accuracy"}
+
 
 class RecipeError(ValueError):
     """A recipe that cannot be used; the message names the key and what was expected."""
@@ -26,6 +30,8 @@ class Model:
 
     name: str = "svit_nano"
     kwargs: dict[str, Any] = field(default_factory=dict)  # options of the model
+    head: str = ""  # segmentation: vt_fpn, fpn, paca, upernet or sparse, on the model as backbone
+    head_kwargs: dict[str, Any] = field(default_factory=dict)
     checkpoint: str | None = None  # weights to start from; a classifier of another size is replaced
     pretrained: bool = False  # weights that timm downloads, for timm's models
 
@@ -51,6 +57,14 @@ class Data:
     stride: int = 4  # frames of the video from one of the clip to the next
     views: tuple[int, int] = (1, 1)  # of a video at the end: clips in time, crops in space; (4, 3) as in papers
     motions: int = 4096  # of the embedded set "motions": clips of an epoch
+    # segmentation
+    mask_column: str | None = None
+    layout: str = "auto"  # of folders: ade20k, cityscapes, coco_stuff, coco_stuff_things, lip, folders
+    classes: list[str] | None = None  # names; None is what the set says
+    ignore_index: int | None = None  # value of unlabelled pixels in the files; None is 255, or what the set says
+    reduce_zero_label: bool | None = None  # 0 is unlabelled, class k is k + 1; None is what the set is known for
+    base_size: int | None = None  # shorter side that augment.resize multiplies; None is each picture's own
+    val_window: int = 0  # validation slides a window of this side; 0 looks at the whole picture
 
 
 @dataclass
@@ -63,6 +77,7 @@ class Optimizer:
     weight_decay: float = 0.05  # none on biases, norms and what the model exempts
     momentum: float = 0.9
     layer_decay: float | None = None
+    lr_scale: dict[str, float] = field(default_factory=dict)  # names beginning so learn faster: {head.: 10}
     clip_grad: float | None = None  # largest norm of the gradient
     kwargs: dict[str, Any] = field(default_factory=dict)  # betas, eps, alpha, …
 
@@ -71,13 +86,14 @@ class Optimizer:
 class Schedule:
     """The learning rate over time; epochs may be fractions."""
 
-    name: Literal["cosine", "step", "poly", "constant"] = "cosine"
+    name: Literal["cosine", "step", "multistep", "poly", "constant"] = "cosine"
     warmup_epochs: float = 1.0
     warmup_lr: float = 1e-6
     warmup_first: bool = False  # the decay starts after the warm-up instead of under it
     min_lr: float = 1e-5
     decay_epochs: float = 30.0  # "step": every so many epochs …
-    decay_rate: float = 0.1  # … times this
+    decay_rate: float = 0.1  # … times this; "poly": the power
+    milestones: list[float] = field(default_factory=list)  # "multistep": epochs after which the rate decays
 
 
 @dataclass
@@ -98,6 +114,10 @@ class Augment:
     mix_switch: float = 0.5
     mix_until: float = 1.0  # share of the run with mixup and cutmix on
     repeats: int = 1  # repeated augmentation
+    # segmentation, with `flip`
+    resize: tuple[float, float] = (0.5, 2.0)  # of the shorter side
+    most: float = 0.75  # share of a crop that one class may fill
+    distort: bool = True  # brightness, contrast, saturation, hue
 
 
 @dataclass
@@ -154,7 +174,7 @@ class Trainer:
 class Recipe:
     """One run."""
 
-    task: Literal["classification", "video"] = "classification"
+    task: Literal["classification", "segmentation", "video"] = "classification"
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     epochs: int = 10
@@ -176,6 +196,7 @@ class Recipe:
         _expect(self.trainer.accumulate >= 1, "trainer.accumulate must be at least 1")
         sharded = self.trainer.strategy.startswith(("fsdp", "deepspeed", "model_parallel"))
         _expect(not (sharded and self.ema.decay), "an average of the weights (ema.decay) needs whole weights: use ddp")
+        _expect(self.task != "segmentation" or self.model.head, "segmentation needs model.head: vt_fpn, fpn, paca, …")
         mixes = self.augment.mixup > 0 or self.augment.cutmix > 0
         _expect(not (mixes and self.batch_size % 2), "mixup and cutmix pair pictures: batch_size must be even")
 

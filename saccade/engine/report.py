@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from torch import Tensor
 
 from saccade.data.image import BadImage
 from saccade.data.source import Source
 from saccade.data.video import middle_frame
 from saccade.engine.charts import bar_chart, line_chart, matrix_chart
 from saccade.engine.evaluate import Evaluation
-from saccade.engine.recipe import Recipe, to_yaml
+from saccade.engine.recipe import NAMES, Recipe, to_yaml
 from saccade.engine.results import write_text
 
 SHOWN = 12  # pictures of each kind
@@ -49,10 +50,9 @@ pre { background: var(--card); border-radius: 8px; padding: 12px; overflow-x: au
 
 
 def write_report(
-    path: Path, result: dict[str, Any], rows: Sequence[dict[str, Any]], evaluation: Evaluation, source: Source,
-    recipe: Recipe,
-) -> None:  # fmt: skip
-    """One self-contained page of a finished run."""
+    path: Path, result: dict[str, Any], rows: Sequence[dict[str, Any]], own: Sequence[tuple[str, str]], recipe: Recipe
+) -> None:
+    """One self-contained page of a finished run; `own` are the sections of its task, titles and HTML."""
     model, data = escape(result["model"]), escape(result["data"])
     sections = [
         f"<h1>{model} on {data}</h1>",
@@ -60,13 +60,8 @@ def write_report(
         f"{escape(result['machine']['date'])}</p>",
         _facts(result),
         "<h2>Curves</h2>",
-        _curves(rows, ema=recipe.ema.decay > 0),
-        "<h2>Classes</h2>",
-        _classes(evaluation, source.classes),
-        "<h2>Pictures it is most wrong about</h2>",
-        _pictures(evaluation, source, worst=True),
-        "<h2>Pictures it is most sure of, rightly</h2>",
-        _pictures(evaluation, source, worst=False),
+        _curves(rows, result["score"], ema=recipe.ema.decay > 0),
+        *(f"<h2>{escape(title)}</h2>{content}" for title, content in own),
         _unreadable(result["unreadable_pictures"]),
         "<h2>Environment</h2>",
         _table(result["machine"] | {"command": result["command"] or "saccade.engine.train.train(…)"}),
@@ -83,13 +78,11 @@ def write_report(
 
 def _facts(result: dict[str, Any]) -> str:
     final, best = result["final"], result["best"]
-    facts = [
-        (f"{final['top1']:.2f} %", f"top-1, {final['count']:,} pictures"),
-        (f"{final['top5']:.2f} %", "top-5"),
-        (f"{final['calibration']:.2f} %", "calibration error"),
-    ]
+    score = result["score"]
+    facts = [(f"{final[score]:.2f} %", f"{NAMES[score]}, {final['count']:,} pictures")]
+    facts += [(f"{final[key]:.2f} %", NAMES[key]) for key in final if key in NAMES and key not in ("loss", score)]
     if best:
-        facts.append((f"{best['top1']:.2f} %", f"best top-1, update {int(best['step']):,}"))
+        facts.append((f"{best[score]:.2f} %", f"best {NAMES[score]}, update {int(best['step']):,}"))
     facts += [
         (f"{result['minutes']:.1f} min", f"{result['epochs']:g} epochs, {result['updates']:,} updates"),
         (f"{result['parameters'] / 1e6:.2f} M", "parameters"),
@@ -106,15 +99,16 @@ def _facts(result: dict[str, Any]) -> str:
     return f'<div class="facts">{cells}</div>'
 
 
-def _curves(rows: Sequence[dict[str, Any]], ema: bool) -> str:
+def _curves(rows: Sequence[dict[str, Any]], score: str, ema: bool) -> str:
     def series(name: str, key: str) -> tuple[str, list[float], list[float]]:
         chosen = _thin([row for row in rows if row.get(key) is not None])
         return name, [row["epoch"] for row in chosen], [row[key] for row in chosen]
 
     held = "validation (average)" if ema else "validation"
+    both = [series("training", f"train_{score}"), series(held, f"val_{score}")]
     charts = [
         line_chart("Loss", [series("training", "train_loss"), series(held, "val_loss")], "epoch"),
-        line_chart("Top-1, %", [series("training", "train_top1"), series(held, "val_top1")], "epoch"),
+        line_chart(f"{NAMES[score]}, %", both, "epoch"),
         line_chart("Learning rate", [series("rate", "lr")], "epoch"),
         line_chart("Throughput, images/s", [series("training", "images_per_s")], "epoch"),
     ]
@@ -128,14 +122,15 @@ def _thin(rows: list[dict[str, Any]], most: int = 400) -> list[dict[str, Any]]:
     return rows[::step] + (rows[-1:] if (len(rows) - 1) % step else [])
 
 
-def _classes(evaluation: Evaluation, classes: list[str]) -> str:
-    known = [(name, share) for name, share in zip(classes, evaluation.per_class, strict=True) if share is not None]
+def classes_section(shares: Sequence[float | None], confusion: Tensor | None, classes: list[str], figure: str) -> str:
+    """Bars of every class, and what is taken for what; `confusion` counts true class down, prediction across."""
+    known = [(name, share) for name, share in zip(classes, shares, strict=True) if share is not None]
     ordered = sorted(known, key=lambda entry: entry[1])
     bars = bar_chart([(name, share, f"{share:.1f} %") for name, share in ordered])
-    right = f'<b>Accuracy of each class, %</b><div class="scroll">{bars}</div>'
+    right = f'<b>{figure} of each class, %</b><div class="scroll">{bars}</div>'
     blocks = []
-    if evaluation.confusion is not None:
-        matrix = evaluation.confusion.tolist()
+    if confusion is not None:
+        matrix = confusion.tolist()
         if len(classes) <= FEW:
             blocks.append(f"<b>Confusion: true class down, prediction across, %</b>{matrix_chart(matrix, classes)}")
         right += f"<p><b>Most confused</b></p>{_most_confused(matrix, classes)}"
@@ -153,7 +148,8 @@ def _most_confused(matrix: list[list[int]], classes: list[str]) -> str:
     return f"<table><tr><th>true</th><th>taken for</th><th>times</th></tr>{lines}</table>"
 
 
-def _pictures(evaluation: Evaluation, source: Source, worst: bool) -> str:
+def pictures_section(evaluation: Evaluation, source: Source, worst: bool) -> str:
+    """Pictures it is most wrong about, or most sure of."""
     right = evaluation.predicted == evaluation.labels
     order = evaluation.losses.argsort(descending=worst)
     chosen = [int(i) for i in order if bool(right[i]) != worst][:SHOWN]
@@ -165,13 +161,26 @@ def _pictures(evaluation: Evaluation, source: Source, worst: bool) -> str:
         text = (
             f"{escape(label)}, taken for <b>{escape(predicted)}</b> ({sure})" if worst else f"{escape(label)} ({sure})"
         )
-        picture = _thumbnail(source, index)
-        if picture:
-            name = escape(source.name(index))
-            figures.append(
-                f'<figure><img src="{picture}" alt="{name}" title="{name}"><figcaption>{text}</figcaption></figure>'
-            )
-    return f'<div class="pictures">{"".join(figures)}</div>' if figures else '<p class="soft">None.</p>'
+        try:
+            figures.append(figure(middle_frame(source.read(index)), source.name(index), text))
+        except BadImage:
+            continue
+    return gallery(figures)
+
+
+def gallery(figures: Sequence[str], side: int = 108) -> str:
+    """Figures in rows, each at least `side` px wide."""
+    if not figures:
+        return '<p class="soft">None.</p>'
+    columns = f"grid-template-columns: repeat(auto-fill, minmax({side}px, 1fr))"
+    return f'<div class="pictures" style="{columns}">{"".join(figures)}</div>'
+
+
+def figure(image: Image.Image, name: str, text: str, side: int = 128) -> str:
+    """A picture with what there is to say about it, in HTML."""
+    name = escape(name)
+    address = _thumbnail(image, side)
+    return f'<figure><img src="{address}" alt="{name}" title="{name}"><figcaption>{text}</figcaption></figure>'
 
 
 def _unreadable(reasons: list[str]) -> str:
@@ -181,12 +190,8 @@ def _unreadable(reasons: list[str]) -> str:
     return f"<h2>Unreadable pictures</h2><ul>{lines}</ul>"
 
 
-def _thumbnail(source: Source, index: int, side: int = 128) -> str:
+def _thumbnail(image: Image.Image, side: int) -> str:
     """The picture as a data address: small ones enlarged with their pixels visible, large ones reduced."""
-    try:
-        image = middle_frame(source.read(index))
-    except BadImage:
-        return ""
     factor = side / max(image.size)
     size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
     image = image.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS)

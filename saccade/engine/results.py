@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from saccade.benchmark import count, describe_machine
-from saccade.engine.evaluate import Evaluation
 from saccade.engine.module import Training
 from saccade.engine.recipe import to_dict
 
@@ -21,7 +20,7 @@ from saccade.engine.recipe import to_dict
 def describe_run(
     model: nn.Module,
     module: Training,
-    evaluation: Evaluation,
+    evaluation: Any,
     best: dict[str, float],
     command: str,
     device: torch.device,
@@ -33,8 +32,9 @@ def describe_run(
     cost = count(model, (3, frames, size, size) if frames > 1 else size)
     speed = clock.images_per_second(recipe.batch_size)
     return {
-        "model": recipe.model.name,
+        "model": "+".join(filter(None, (recipe.model.name, recipe.model.head))),
         "task": recipe.task,
+        "score": module.score,
         "data": Path(recipe.data.path).name,
         "image_size": size,
         "classes": len(sources.classes),

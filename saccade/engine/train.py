@@ -12,20 +12,19 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
-from saccade.data.loader import MemoryEvalLoader, seed_all
-from saccade.data.motion import MotionSet
 from saccade.engine.callbacks import Bar, History, Keeper, Signals, Stopped
+from saccade.engine.classify import Classify
 from saccade.engine.clock import Clock
-from saccade.engine.evaluate import Evaluation, evaluate_model
-from saccade.engine.feed import Sources, evaluation_batches, open_sources
-from saccade.engine.module import Training
+from saccade.engine.feed import Sources
+from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
 from saccade.engine.report import write_report
 from saccade.engine.results import describe_run, write_json, write_text
+from saccade.engine.segment import Segment
 from saccade.engine.sync_norm import SyncNorms
-from saccade.models._card import Card, Preprocess, open_model, preprocess_of
-from saccade.tasks.classification import build_classifier
-from saccade.tasks.distillation import load_teacher
+from saccade.tasks.open import open_task_model
+
+TASKS: dict[str, type[Training]] = {"classification": Classify, "segmentation": Segment, "video": Classify}
 
 # A continued run may not change these: its updates would no longer be the ones that were planned.
 FIXED = ("task", "model.", "epochs", "batch_size", "seed", "data.scenes", "data.val_fraction", "trainer.accumulate")
@@ -59,12 +58,9 @@ def train(
     model, card, sources, sizes = assemble(recipe)
     steps = count_updates(recipe, sources)
     clock = Clock(recipe.epochs * steps, recipe.trainer.max_minutes, started)
-    teacher = None
-    if recipe.distill.teacher:
-        teacher = load_teacher(recipe.distill.teacher, len(card.classes), sizes, **recipe.distill.kwargs)
-    module = Training(model, recipe, sources, sizes, clock, str(out), teacher)
+    module = TASKS[recipe.task](model, recipe, sources, sizes, clock, str(out))
     if recipe.trainer.compile:
-        model.compile(mode=recipe.trainer.compile_mode)
+        module.compile_model(recipe.trainer.compile_mode)
     keeper, history = Keeper(out, card, recipe.trainer.save_every), History(out)
     with quiet_lightning(), Signals(keeper) as signals:
         callbacks = [keeper, history, signals] + ([Bar()] if progress else [])
@@ -80,11 +76,11 @@ def train(
         return Run(out, {}, model)
     if stopped:
         return Run(out, {"stopped": stopped, "step": clock.steps}, module.kept, stopped)
-    final, device_used = open_model(out / "last.safetensors")[0], trainer.strategy.root_device
-    evaluation = final_evaluation(final, module, device_used)
+    final, device_used = open_task_model(out / "last.safetensors")[0], trainer.strategy.root_device
+    evaluation = module.evaluate(final, device_used)
     result = describe_run(final, module, evaluation, keeper.best, command, device_used)
     write_json(out / "result.json", result)
-    write_report(out / "report.html", result, history.rows, evaluation, sources.val, recipe)
+    write_report(out / "report.html", result, history.rows, module.sections(final, evaluation), recipe)
     return Run(out, result, final)
 
 
@@ -114,44 +110,14 @@ def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -
     return found
 
 
-def assemble(recipe: Recipe) -> tuple[nn.Module, Card, Sources, Preprocess]:
-    """Model, its card, the data and the input it gets, from the recipe; the same seed gives the same weights."""
-    seed_all(recipe.seed)
-    wanted, regularize = recipe.model, recipe.regularize
-    kwargs = dict(wanted.kwargs)
-    for option, value in (("drop_path_rate", regularize.drop_path), ("drop_rate", regularize.dropout)):
-        if value:
-            kwargs[option] = value
-    if wanted.checkpoint and not Path(wanted.checkpoint).is_file():
-        raise RecipeError(f"model.checkpoint: no such checkpoint: {wanted.checkpoint}")
-    try:
-        with torch.device("meta"):  # only its description is needed to open the data
-            described = preprocess_of(build_classifier(wanted.name, 2, **kwargs))
-    except TypeError as error:
-        raise RecipeError(f"{wanted.name} cannot be built with {kwargs}: {error}") from error
-    data = recipe.data
-    sizes = described._replace(
-        size=data.image_size or described.size,
-        crop_pct=data.crop_pct or described.crop_pct,
-        interpolation=data.interpolation,
-    )
-    if recipe.task == "video":
-        frames = data.frames or described.frames if described.frames else 1  # models of images see the middle one
-        sizes = sizes._replace(frames=frames, stride=data.stride)
-    elif sizes.frames:
-        raise RecipeError(f"{wanted.name} takes clips: train it with task: video (--set task=video).")
-    sources = open_sources(data, sizes.size, recipe.seed, sizes.frames)
-    seed_all(recipe.seed)
-    model = build_classifier(wanted.name, len(sources.classes), wanted.checkpoint, wanted.pretrained, **kwargs)
+def assemble(recipe: Recipe) -> Assembly:
+    """Model, its card, the data and the input it gets, as the recipe's task makes them."""
+    made = TASKS[recipe.task].assemble(recipe)
     if recipe.trainer.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        made.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if recipe.trainer.grad_checkpointing:
-        model.set_grad_checkpointing()  # type: ignore[operator]
-    seen = sizes._replace(size=data.val_size or sizes.size)
-    if sources.val_memory is not None or isinstance(sources.val, MotionSet):
-        seen = seen._replace(crop_pct=1.0)  # pictures in memory and rendered clips are used whole
-    card = Card(wanted.name, len(sources.classes), dict(wanted.kwargs), sources.classes, seen)
-    return model, card, sources, sizes
+        made.model.set_grad_checkpointing()  # type: ignore[operator]
+    return made
 
 
 def count_updates(recipe: Recipe, sources: Sources) -> int:
@@ -211,16 +177,3 @@ class quiet_lightning:
         self.caught.__exit__(*error)
         for name, level in self.levels.items():
             logging.getLogger(name).setLevel(level)
-
-
-def final_evaluation(model: nn.Module, module: Training, device: torch.device) -> Evaluation:
-    """The weights that were written last, on the whole validation set, on one process."""
-    recipe, sources, sizes = module.recipe, module.sources, module.sizes
-    sizes = sizes._replace(size=recipe.data.val_size or sizes.size)
-    share = module.feed.order.batch_size // module.feed.order.parts // module.feed.order.world
-    if sources.val_memory is not None:
-        batches: Any = MemoryEvalLoader(sources.val_memory.to(device), share)
-    else:
-        batches = evaluation_batches(sources.val, sizes, share, recipe.data.workers, device, recipe.data.views)
-    dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(recipe.trainer.precision)
-    return evaluate_model(model, batches, len(sources.classes), sizes, device, dtype)

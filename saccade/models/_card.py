@@ -43,6 +43,10 @@ class Card(NamedTuple):
     kwargs: dict[str, Any]  # options of the model
     classes: list[str]  # names in order; empty if unknown
     preprocess: Preprocess
+    task: str = "classification"
+    head: str = ""  # what stands on the backbone `name`, for tasks that have several
+    head_kwargs: dict[str, Any] = {}  # noqa: RUF012
+    shorter: int | None = None  # side at which whole pictures are looked at, for dense tasks; None is their own
 
 
 def preprocess_of(model: nn.Module) -> Preprocess:
@@ -73,7 +77,12 @@ def save_model(
         "saccade.kwargs": json.dumps(card.kwargs),
         "saccade.classes": json.dumps(card.classes),
         "saccade.preprocess": json.dumps(card.preprocess._asdict()),
+        "saccade.task": card.task,
     }
+    if card.head:
+        about |= {"saccade.head": card.head, "saccade.head_kwargs": json.dumps(card.head_kwargs)}
+    if card.shorter:
+        about["saccade.shorter"] = str(card.shorter)
     save_checkpoint(model, path, about | {f"saccade.{key}": value for key, value in notes.items()}, state_dict)
 
 
@@ -81,6 +90,8 @@ def open_model(path: str | os.PathLike) -> tuple[nn.Module, Card]:
     """The model of a file, in evaluation mode: saccade's own, an authors' release, or a training run's folder."""
     path = weights_file(path)
     card = read_card(path)
+    if card.task != "classification":
+        raise CheckpointError(f"{path} holds a model for {card.task}: open it with saccade.tasks.open.open_task_model.")
     model = create_model(card.name, num_classes=card.num_classes, **card.kwargs)
     load_checkpoint(model, path)
     if card.preprocess == Preprocess():
@@ -118,4 +129,8 @@ def read_card(path: str | os.PathLike) -> Card:
         json.loads(about.get("saccade.kwargs", "{}")),
         json.loads(about.get("saccade.classes", "[]")),
         Preprocess(**preprocess),
+        about.get("saccade.task", "classification"),
+        about.get("saccade.head", ""),
+        json.loads(about.get("saccade.head_kwargs", "{}")),
+        int(about["saccade.shorter"]) if "saccade.shorter" in about else None,
     )

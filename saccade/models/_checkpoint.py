@@ -17,7 +17,7 @@ from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
 from saccade.models._build import create_model, list_models
-from saccade.models.official import FAMILIES
+from saccade.models.official import FAMILIES, heads
 
 _logger = logging.getLogger(__name__)
 
@@ -57,9 +57,13 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, A
     the model untouched. `strict=False` allows tensors to be missing; they are named in the report.
     """
     target = model.model if isinstance(model, FeatureGetterNet) else model
-    state_dict, family = _recognise(read_state_dict(source))
-    if family:
-        state_dict = _convert(family, state_dict, target)
+    state_dict, family = read_state_dict(source), None
+    if hasattr(target, "backbone"):
+        state_dict, family = convert_parts(state_dict, target)
+    else:
+        state_dict, family = _recognise(state_dict)
+        if family:
+            state_dict = _convert(family, state_dict, target)
     new: dict[str, str] = {}
     changed: dict[str, str] = {}
     dropped: tuple[str, ...] = ()
@@ -203,6 +207,25 @@ def _convert(family: str, state_dict: dict[str, Tensor], model: nn.Module) -> di
         ) from error
 
 
+def convert_parts(state_dict: dict[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], str | None]:
+    """A backbone under a head: our own file as it is, mmsegmentation's part by part, each to its place."""
+    if not any(key.startswith(BACKBONE) for key in state_dict):
+        raise CheckpointError(
+            f"these are not the weights of a backbone with its head: {_some(state_dict)}. A classifier's file, whose "
+            "trunk is to be used, goes into the backbone alone: saccade.load_checkpoint(model.backbone, …)."
+        )
+    kind = heads.matches(state_dict)
+    if kind is None:
+        return state_dict, None
+    trunk, family = _recognise(state_dict)
+    wrapped = isinstance(model.backbone, FeatureGetterNet)
+    inner = model.backbone.model if wrapped else model.backbone
+    trunk = _convert(family, trunk, inner) if family else trunk
+    place = f"{BACKBONE}model." if wrapped else BACKBONE
+    head = heads.convert(kind, {k: v for k, v in state_dict.items() if k.startswith(heads.PREFIXES)})
+    return {place + k: v for k, v in trunk.items()} | {f"head.{k}": v for k, v in head.items()}, family or "timm"
+
+
 def _drop_unused(
     state_dict: dict[str, Tensor], model: nn.Module, target: nn.Module
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
@@ -214,7 +237,8 @@ def _drop_unused(
     ignored = tuple(
         key
         for key in state_dict
-        if key not in expected and (features_only or (headless and key.startswith(classifier)))
+        if key not in expected
+        and (features_only or (headless and key.startswith(classifier)) or key.startswith("head.auxiliary"))
     )
     return {key: value for key, value in state_dict.items() if key not in ignored}, ignored
 
@@ -230,6 +254,11 @@ def _compare(state_dict: dict[str, Tensor], target: nn.Module, new: dict[str, st
     for key in set(state_dict) & set(expected):
         theirs, ours = tuple(state_dict[key].shape), tuple(expected[key].shape)
         if theirs != ours:
+            if key.startswith(getattr(target, "class_layers", ("\n",))):
+                raise CheckpointError(
+                    f"the checkpoint has {theirs[0]} classes, the model {ours[0]}. Create the model with "
+                    f"num_classes={theirs[0]}, or start from it as far as it fits: create_segmenter(…, checkpoint=…)."
+                )
             if key.startswith(getattr(target, "pretrained_cfg", {}).get("classifier", "head.fc")):
                 raise CheckpointError(
                     f"the checkpoint has {theirs[0]} classes, the model {ours[0]}. Create the model with "

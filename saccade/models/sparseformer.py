@@ -236,7 +236,7 @@ class SparseFormer(nn.Module):
         self.num_features = self.head_hidden_size = cortex_dim
         last = f"cortex.blocks.{depth - 1}"
         self.feature_info = [{"num_chs": cortex_dim, "reduction": stride, "module": last} for stride in PYRAMID]
-        channels = in_chans if image_features == "rgb" else channels
+        self.stem_dim = channels = in_chans if image_features == "rgb" else channels
         norm = MapNorm(1e-7, unbiased=True) if training_code else MapNorm()
         if image_features == "rgb":
             self.stem = nn.Identity()

@@ -69,12 +69,13 @@ class ClusterTokenizer(nn.Module):
     """Group pixels into tokens; the assignment comes back for the blocks that share it, the scores for `explain`.
 
     The scores come from the tokenizer's own `clustering`, or, without one, from outside (an external network).
+    `norm=False` leaves the tokens the weighted means they are, as the segmentation head does.
     """
 
-    def __init__(self, dim: int, clustering: nn.Module | None = None):
+    def __init__(self, dim: int, clustering: nn.Module | None = None, norm: bool = True):
         super().__init__()
         self.clustering = clustering
-        self.norm = TokenNorm(dim)
+        self.norm = TokenNorm(dim) if norm else nn.Identity()
 
     def forward(self, features: Tensor, scores: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """features (B, C, H, W), scores (B, M, N) if they are given

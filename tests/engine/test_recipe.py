@@ -1,5 +1,6 @@
 """Recipes: typed, flat, and the papers' numbers in them."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,11 @@ def test_the_list_is_complete():
         "vt_resnet18_tiny_imagenet"
     }
     papers |= {f"video_sparseformer_{size}_kinetics400" for size in ("tiny", "small", "base")}
+    heads = ("paca_tiny", "svit_small_upernet", "resnet50_fpn", "resnet50_vt_fpn", "sparseformer_tiny")
+    small |= {f"{model}_camvid" for model in heads}
+    papers |= {"svit_base_upernet_ade20k", "paca_small_upernet_ade20k", "sparseformer_tiny_ade20k"}
+    papers |= {f"paca_{size}_ade20k" for size in ("tiny", "small", "base")}
+    papers |= {"resnet50_vt_fpn_coco_stuff", "resnet50_vt_fpn_lip"}
     assert {path.stem for path in FILES} == papers | small | {"demo", "video_sparseformer_nano_motions"}
 
 
@@ -94,6 +100,9 @@ def test_every_recipe_says_what_it_is_and_builds(path):
     assert f"recipes/{path.name}" in text
     recipe = load_recipe(path)
     assert recipe.epochs * recipe.batch_size > 0
+    if recipe.task == "segmentation":
+        build_segmenter(recipe)
+        return
     regularize = recipe.regularize
     with torch.device("meta"):
         model = saccade.create_model(
@@ -105,6 +114,21 @@ def test_every_recipe_says_what_it_is_and_builds(path):
         )
         frames = [recipe.data.frames] if recipe.task == "video" else []
         assert model.eval()(torch.empty(1, 3, *frames, *[recipe.data.image_size] * 2)).shape == (1, 10)
+
+
+def build_segmenter(recipe: Recipe) -> None:
+    from saccade.engine.optim import make_optimizer
+
+    with torch.device("meta"):
+        model = saccade.create_segmenter(
+            recipe.model.name,
+            recipe.model.head,
+            10,
+            backbone_kwargs=recipe.model.kwargs | {"drop_path_rate": recipe.regularize.drop_path},
+            head_kwargs=recipe.model.head_kwargs,
+        )
+        assert model.eval()(torch.empty(1, 3, 64, 64)).shape == (1, 10, 64, 64)
+    assert make_optimizer(model, recipe.optimizer, recipe.batch_size).param_groups
 
 
 # What the papers print, by the ids of their claims; rates are those at the recipe's own batch.
@@ -122,6 +146,11 @@ PRINTED = {
     "sparseformer_base_imagenet21k": dict(epochs=60, batch=4096, lr=2e-3, decay=0.05, drop=0.1, ids="SF-52"),
     "sparseformer_base_imagenet21k_finetune": dict(epochs=30, batch=1024, lr=2e-4, decay=1e-8, ids="SF-52"),
     "video_sparseformer_tiny_kinetics400": dict(epochs=50, batch=256, lr=5e-4, decay=0.05, warmup=5, ids="SF-64"),
+    "svit_base_upernet_ade20k": dict(epochs=127, batch=16, lr=6e-5, decay=0.01, drop=0.3, ids="SVIT-51"),
+    "paca_small_ade20k": dict(epochs=127, batch=16, lr=6e-5, decay=0.01, drop=0.1, ids="PACA-64"),
+    "paca_base_ade20k": dict(epochs=127, batch=16, lr=6e-5, decay=0.01, drop=0.5, ids="PACA-64"),
+    "resnet50_vt_fpn_coco_stuff": dict(epochs=12, batch=32, lr=0.04, decay=1e-4, ids="VT-70"),
+    "resnet50_vt_fpn_lip": dict(epochs=150, batch=96, lr=0.01, decay=5e-4, ids="VT-71"),
 }
 
 
@@ -153,3 +182,42 @@ def test_the_advanced_recipe_of_vt():
     assert (recipe.augment.auto, recipe.regularize.drop_path, recipe.regularize.dropout) == ("original", 0.1, 0.2)
     assert (recipe.ema.decay, recipe.distill.weight, recipe.trainer.sync_batchnorm) == (0.99985, 0.8, True)
     assert recipe.optimizer.name == "rmsproptf"
+
+
+def test_segmentation_schedules():
+    """PACA-64: 160k updates of 16 among 20,210 images, 1500 of warm-up, then a straight line to nothing."""
+    from tests.engine.test_schedule import rates
+
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "paca_small_ade20k.yaml")
+    updates = 20_210 // recipe.batch_size
+    assert recipe.epochs * updates == pytest.approx(160_000, rel=0.005)
+    assert recipe.schedule.warmup_epochs * updates == pytest.approx(1500, rel=0.005)
+    assert rates(recipe.schedule, 6e-5, 127, [0, 63.5, 127]) == pytest.approx([1e-6, 3e-5, 0.0], abs=1e-9)
+    stuff = load_recipe(Path(__file__).parents[2] / "recipes" / "resnet50_vt_fpn_coco_stuff.yaml")
+    assert rates(stuff.schedule, 0.04, 12, [1, 7.9, 8, 10.6, 10.7, 12]) == pytest.approx(
+        [0.04, 0.04, 0.004, 0.004, 0.0004, 0.0004]
+    )
+
+
+def test_what_is_new_in_paca_learns_ten_times_faster():
+    """PACA-64: the head, and the layers that score the clusters."""
+    from saccade.engine.optim import make_optimizer
+
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "paca_tiny_ade20k.yaml")
+    with torch.device("meta"):
+        model = saccade.create_segmenter("paca_tiny", "paca")
+    groups = make_optimizer(model, recipe.optimizer, 16).param_groups
+    scales = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
+    decays = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    faster = {name for name, parameter in model.named_parameters() if scales[id(parameter)] == 10}
+    assert all(name.startswith("head.") or "to_score" in name for name in faster)
+    assert len([name for name in faster if name.startswith("backbone.")]) == 3
+    assert {name for name, _ in model.head.named_parameters()} == {n[5:] for n in faster if n.startswith("head.")}
+    assert all(decays[id(p)] == (0.01 if p.ndim > 1 else 0) for p in model.parameters())
+    with pytest.raises(RecipeError, match="no parameter's name begins with 'nothing"):
+        make_optimizer(model, dataclasses.replace(recipe.optimizer, lr_scale={"nothing.": 2.0}), 16)
+
+
+def test_segmentation_needs_a_head():
+    with pytest.raises(RecipeError, match="segmentation needs model"):
+        load_recipe(None, ["task=segmentation"])

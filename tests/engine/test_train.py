@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from saccade.engine.classify import Classify
 from saccade.engine.evaluate import evaluate_checkpoint
 from saccade.engine.module import NonFiniteLoss, Training
 from saccade.engine.recipe import RecipeError
@@ -111,13 +112,13 @@ def test_resuming_a_finished_run_only_reports(finished, tmp_path):
 
 
 def test_a_loss_that_is_not_a_number_stops_with_step_names_and_state(tmp_path, monkeypatch):
-    ordinary = Training.loss
+    ordinary = Classify.loss
 
     def broken(self, logits, targets, images):
         loss = ordinary(self, logits, targets, images)
         return loss * float("nan") if self.clock.steps == 4 else loss
 
-    monkeypatch.setattr(Training, "loss", broken)
+    monkeypatch.setattr(Classify, "loss", broken)
     with pytest.raises(NonFiniteLoss, match=r"nan at update 4\. Its pictures: scenes .*scene \d+.*last\.ckpt"):
         train(recipe(), tmp_path, progress=False)
     state = torch.load(tmp_path / "last.ckpt", weights_only=True)

@@ -7,9 +7,9 @@ import torch
 from saccade.data.clips import EvalClip
 from saccade.data.motion import MOTIONS, MotionSet, write_motions
 from saccade.data.video_source import VideoFolder
+from saccade.engine.classify import Classify
 from saccade.engine.evaluate import evaluate_checkpoint, evaluate_model
 from saccade.engine.feed import evaluation_batches
-from saccade.engine.module import Training
 from saccade.engine.recipe import RecipeError, load_recipe
 from saccade.engine.train import train
 from saccade.models._card import open_model
@@ -74,8 +74,8 @@ def test_more_bad_files_than_allowed_stop_the_run(tmp_path, motions):
 def test_erasing_cuts_one_rectangle_out_of_all_frames(tmp_path, monkeypatch):
     """In a still clip frames differ only by the noise that replaced something, and at the same place in each."""
     prepared = []
-    prepare = Training.prepare
-    monkeypatch.setattr(Training, "prepare", lambda self, batch: prepared.append(prepare(self, batch)) or prepared[-1])
+    prepare = Classify.prepare
+    monkeypatch.setattr(Classify, "prepare", lambda self, batch: prepared.append(prepare(self, batch)) or prepared[-1])
     train(recipe("augment.erase=1.0", "batch_size=32", "epochs=1"), tmp_path, progress=False)
     images, labels = prepared[0]
     still = images[labels == MOTIONS.index("still")]  # (B, 3, T, H, W)

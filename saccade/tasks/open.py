@@ -1,0 +1,66 @@
+"""A weights file -> the model it holds, whatever its task."""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade.models._build import list_models
+from saccade.models._card import Card, Preprocess, open_model, preprocess_of, read_card, weights_file
+from saccade.models._checkpoint import CheckpointError, convert_parts, load_checkpoint, read_state_dict
+from saccade.models.official import heads
+from saccade.tasks.segmentation import BACKBONE_KWARGS, create_segmenter
+
+
+def open_task_model(path: str | os.PathLike) -> tuple[nn.Module, Card]:
+    """The model of a file or a run's folder, in evaluation mode, and its card: `card.task` says what it answers."""
+    path = weights_file(path)
+    card = read_task_card(path)
+    if card.task == "classification":
+        return open_model(path)
+    if card.task != "segmentation":
+        raise CheckpointError(f"{path} holds a model for {card.task}, which this version of saccade does not know.")
+    model = create_segmenter(
+        card.name, card.head, card.num_classes, backbone_kwargs=card.kwargs, head_kwargs=card.head_kwargs
+    )
+    load_checkpoint(model, path)
+    if card.preprocess == Preprocess():
+        card = card._replace(preprocess=preprocess_of(model.trunk))
+    return model.eval(), card
+
+
+def read_task_card(path: str | os.PathLike) -> Card:
+    """What a file or a run's folder holds; an authors' file is told from its tensors."""
+    path = weights_file(path)
+    if not str(path).endswith(".safetensors"):
+        state_dict = read_state_dict(path)
+        if heads.matches(state_dict):
+            return identify_segmenter(state_dict)
+    return read_card(path)
+
+
+def identify_segmenter(state_dict: dict[str, Tensor]) -> Card:
+    """Which backbone and head an official file holds, told from its tensors' names and shapes."""
+    kind = heads.matches(state_dict)
+    if kind is None:
+        raise CheckpointError("this file has no segmentation head in mmsegmentation's names (decode_head.*).")
+    classes = state_dict["decode_head.conv_seg.weight"].shape[0]
+    for name in list_models():
+        for kwargs in _options(name):
+            with torch.device("meta"):
+                model = create_segmenter(name, kind, classes, backbone_kwargs=kwargs)
+            try:
+                ours = convert_parts(state_dict, model)[0]
+            except CheckpointError:
+                continue
+            if {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in model.state_dict().items()}:
+                return Card(name, classes, kwargs, [], Preprocess(), "segmentation", kind)
+    raise CheckpointError("no registered backbone has the tensors of this segmentation checkpoint.")
+
+
+def _options(name: str) -> list[dict[str, Any]]:
+    """PaCa segments with 200 clusters or keeps its 100."""
+    if name not in BACKBONE_KWARGS:
+        return [{}]
+    return [{}, {"clusters": tuple(number // 2 for number in BACKBONE_KWARGS[name]["clusters"])}]

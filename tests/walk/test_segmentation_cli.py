@@ -1,0 +1,105 @@
+"""Segmentation from the command line: train, eval, predict, convert, as a person uses them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import saccade
+from saccade.data.photos import photo_paths
+from tests.engine.test_segment import SMALL
+from tests.tasks.test_segmenter_checkpoint import official_file
+from tests.walk.test_cli import run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run of one epoch, by the command."""
+    out = tmp_path_factory.mktemp("walk") / "run"
+    from saccade.cli import main
+
+    words = [word for change in (*SMALL[2:], "epochs=1", "data.scenes=20") for word in ("--set", change)]
+    model = ["--model", "svit_nano", "--head", "fpn", "--set", "model.head_kwargs={dim: 16, branch_dim: 16}"]
+    assert main(["train", *model, *words, "--out", str(out), "--quiet", "--device", "cpu"]) == 0
+    return out
+
+
+def test_eval_prints_miou_and_every_class(capsys, folder, tmp_path):
+    words = ["eval", str(folder), "--data", "scenes", "--set", "scenes=20", "--workers", "0", "--device", "cpu"]
+    code, out, _ = run(capsys, *words, "--per-class")
+    assert code == 0
+    assert "mIoU" in out
+    assert "crescent" in out
+    code, out, _ = run(capsys, *words, "--json", "--flip", "--scales", "1", "1.5", "--out", str(tmp_path))
+    document = json.loads(out)
+    assert document["task"] == "segmentation"
+    assert document["inference"] == {"window": 0, "stride": 0, "scales": [1.0, 1.5], "flip": True}
+    assert list(document["per_class"])[:3] == ["backdrop", "disc", "square"]
+    assert 0 <= document["miou"] <= document["aacc"] <= 100
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == document
+
+
+def test_predict_writes_labels_overlay_and_areas(capsys, folder, tmp_path):
+    small = tmp_path / "photo.png"
+    Image.open(photo_paths()["cat"]).resize((75, 50)).save(small)
+    out = tmp_path / "out"
+    code, text, err = run(capsys, "predict", str(folder), str(small), "--out", str(out), "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert "photo_labels.png photo_overlay.png" in text
+    labels, overlay = Image.open(out / "photo_labels.png"), Image.open(out / "photo_overlay.png")
+    assert labels.size == overlay.size == (75, 50)
+    assert labels.mode == "P"  # values are the class numbers, the palette shows them
+    assert np.asarray(labels).max() < 11
+    (entry,) = json.loads((out / "predictions.json").read_text())["predictions"]
+    counts = np.bincount(np.asarray(labels).flatten(), minlength=11)
+    assert {area["class"]: area["pixels"] for area in entry["classes"]} == {i: n for i, n in enumerate(counts) if n}
+    assert sum(area["share"] for area in entry["classes"]) == pytest.approx(1)
+    assert not np.array_equal(np.asarray(overlay), np.asarray(Image.open(small).convert("RGB")))
+
+
+def test_predict_slides_where_it_is_told_and_skips_what_it_cannot_read(capsys, folder, tmp_path):
+    (tmp_path / "in").mkdir()
+    Image.open(photo_paths()["coffee"]).resize((90, 70)).save(tmp_path / "in/good.jpg")
+    (tmp_path / "in/bad.jpg").write_bytes(b"not a picture")
+    words = ["predict", str(folder), str(tmp_path / "in"), "--window", "64", "--json", "--device", "cpu"]
+    code, out, err = run(capsys, *words)
+    assert code == 0
+    assert "skipped" in err
+    document = json.loads(out)
+    assert [entry["image"] for entry in document["predictions"]] == [str(tmp_path / "in/good.jpg")]
+    assert "bad.jpg" in document["unreadable"][0]
+    code, _, err = run(capsys, "predict", str(folder), str(tmp_path / "absent.jpg"))
+    assert code == 1
+    assert "no picture at" in err
+
+
+def test_predict_knows_classifiers_too(capsys, tmp_path):
+    from saccade.models._card import Card, Preprocess, save_model
+
+    model = saccade.create_model("svit_nano", num_classes=3)
+    card = Card("svit_nano", 3, {}, ["ant", "bee", "cat"], Preprocess(64))
+    save_model(model, tmp_path / "model.safetensors", card)
+    words = ["predict", str(tmp_path / "model.safetensors"), str(photo_paths()["cat"]), "--top", "2", "--json"]
+    code, out, _ = run(capsys, *words, "--device", "cpu")
+    assert code == 0
+    (entry,) = json.loads(out)["predictions"]
+    assert len(entry["classes"]) == 2
+    assert entry["classes"][0]["share"] >= entry["classes"][1]["share"]
+    assert entry["classes"][0]["name"] in card.classes
+
+
+def test_convert_an_official_segmentation_file(capsys, tmp_path):
+    torch.save(official_file(), tmp_path / "official.pth")
+    target = tmp_path / "ours.safetensors"
+    code, out, err = run(capsys, "convert", str(tmp_path / "official.pth"), str(target), "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert (document["model"], document["num_classes"]) == ("paca_tiny+paca", 150)
+    from saccade.tasks.open import open_task_model
+
+    model, card = open_task_model(target)
+    assert (card.head, card.kwargs) == ("paca", {"clusters": [100, 100, 100, 0]})
+    score = official_file()["state_dict"]["decode_head.conv_seg.weight"]
+    torch.testing.assert_close(model.head.classifier.fc.weight.data, score)
