@@ -117,12 +117,33 @@ class MotionSet:
 
     def clips(self, indices: Sequence[int], dice: Sequence[int] | None = None) -> Tensor:
         """Clips (B, 3, T, S, S), uint8; with `dice`, other clips of the same classes, one for every throw."""
-        dice = dice if dice is not None else [0] * len(indices)
-        keys = [[self.seed, SPLITS[self.split], index, die] for index, die in zip(indices, dice, strict=True)]
-        throws = np.stack([np.random.default_rng(key).random(7, dtype=np.float32) for key in keys])
-        labels = torch.from_numpy(np.asarray(indices) % len(MOTIONS))
-        windows = draw_windows(labels, self.frames, len(self.photos), torch.from_numpy(throws))
+        places, first = np.asarray(indices), [self.seed, SPLITS[self.split]]
+        drawn = np.zeros_like(places) if dice is None else np.asarray(dice)
+        keys = np.column_stack([np.broadcast_to(first, (len(places), 2)), places, drawn])
+        throws = torch.from_numpy(uniform(keys, 7))
+        labels = torch.from_numpy(places % len(MOTIONS))
+        windows = draw_windows(labels, self.frames, len(self.photos), throws)
         return render(self.photos, Windows(*(part.to(self.photos.device) for part in windows)), self.size)
+
+
+def uniform(keys: np.ndarray, count: int) -> np.ndarray:
+    """Integers (B, n) -> (B, count) float32 in [0, 1): the dice of every row, whichever rows are beside it.
+
+    Splitmix64, thousands of times faster than a generator for each row.
+    """
+    state = np.zeros((len(keys), 1), np.uint64)
+    for column in keys.astype(np.uint64).T:
+        state = _stir(state ^ column[:, None])
+    drawn = _stir(state + np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    return ((drawn >> np.uint64(40)) * np.float32(2**-24)).astype(np.float32)
+
+
+def _stir(values: np.ndarray) -> np.ndarray:
+    """One round of splitmix64; whole numbers of 64 bits wrap around."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def write_motions(folder: str | Path, clips: int = 64, size: int = 64, frames: int = 16, seed: int = 0) -> None:

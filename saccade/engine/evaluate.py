@@ -67,17 +67,9 @@ def evaluate_model(
             bad.add(batch.bad, "evaluation")
         if not len(batch.labels):
             continue
-        labels, images = batch.labels.to(device), batch.images.to(device)
-        views = images.shape[1] if images.ndim > (5 if sizes.frames > 1 else 4) else 0
-        parts = images.flatten(0, 1).split(len(labels)) if views else (images,)
-        found_logits = []
-        for part in parts:
-            pixels = resize(part.float() / 255, sizes.size).clamp(0, 1)
-            with autocast:
-                found_logits.append(model(normalise(pixels, sizes.mean, sizes.std)).float())
-        logits = torch.cat(found_logits)
-        if views:
-            logits = average_views(logits.unflatten(0, (-1, views)))
+        labels = batch.labels.to(device)
+        with autocast:
+            logits = answer(model, batch.images.to(device), sizes)
         metrics.update(logits, labels)
         confidence, predicted = logits.softmax(1).max(1)
         losses = F.cross_entropy(logits, labels, reduction="none")
@@ -100,6 +92,18 @@ def evaluate_model(
         bad=unreadable,
         **values,
     )
+
+
+def answer(model: nn.Module, images: Tensor, sizes: Preprocess) -> Tensor:
+    """uint8 pictures or clips (B, …), or V views of each (B, V, …) -> logits (B, K); views are averaged."""
+    views = images.shape[1] if images.ndim > (5 if sizes.frames > 1 else 4) else 0
+    parts = images.flatten(0, 1).split(len(images)) if views else (images,)
+    found = []
+    for part in parts:
+        pixels = resize(part.float() / 255, sizes.size).clamp(0, 1)
+        found.append(model(normalise(pixels, sizes.mean, sizes.std)).float())
+    logits = torch.cat(found)
+    return average_views(logits.unflatten(0, (-1, views))) if views else logits
 
 
 def evaluate_checkpoint(

@@ -15,6 +15,7 @@ from saccade.data.motion import (
     draw_windows,
     load_photos,
     render,
+    uniform,
     write_motions,
 )
 from saccade.data.photos import photo_paths
@@ -128,6 +129,19 @@ def test_the_photographs_of_training_are_not_those_of_the_test():
         assert len(photos) == len(shown)
         for name, photo in zip(sorted(shown), photos, strict=True):
             assert torch.equal(photo, every[names.index(name)])
+
+
+def test_the_dice_are_fair_and_independent():
+    keys = np.column_stack([np.zeros((4000, 2), int), np.arange(4000), np.zeros(4000, int)])
+    drawn = uniform(keys, 7)
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    for column in drawn.T:
+        assert distance(torch.from_numpy(column), torch.linspace(0, 1, 4000)) < 1.95 * (2 / 4000) ** 0.5
+    assert np.abs(np.corrcoef(drawn.T) - np.eye(7)).max() < 0.06
+    assert np.abs(np.corrcoef(drawn[:-1].T, drawn[1:].T)[:7, 7:]).max() < 0.06  # of neighbouring clips
+    assert np.array_equal(drawn[17:18], uniform(keys[17:18], 7))
+    assert len(np.unique(uniform(np.column_stack([keys[:, :2] + [5, 2], keys[:, 2:]]), 1))) > 3990
 
 
 def test_a_set_of_nothing_is_named():
