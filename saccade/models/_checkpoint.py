@@ -251,15 +251,16 @@ def _compare(state_dict: dict[str, Tensor], target: nn.Module, new: dict[str, st
     missing = [key for key in expected if key not in state_dict and key not in new]
     if not set(state_dict) & set(expected):
         raise CheckpointError(f"not a checkpoint of {name} or of {_families()}: its tensors are {_some(state_dict)}")
-    for key in set(state_dict) & set(expected):
+    for key in (key for key in expected if key in state_dict):
         theirs, ours = tuple(state_dict[key].shape), tuple(expected[key].shape)
         if theirs != ours:
-            if key.startswith(getattr(target, "class_layers", ("\n",))):
+            other_classes = theirs[:1] != ours[:1]
+            if other_classes and key.startswith(getattr(target, "class_layers", ("\n",))):
                 raise CheckpointError(
                     f"the checkpoint has {theirs[0]} classes, the model {ours[0]}. Create the model with "
                     f"num_classes={theirs[0]}, or start from it as far as it fits: create_segmenter(…, checkpoint=…)."
                 )
-            if key.startswith(getattr(target, "pretrained_cfg", {}).get("classifier", "head.fc")):
+            if other_classes and key.startswith(getattr(target, "pretrained_cfg", {}).get("classifier", "head.fc")):
                 raise CheckpointError(
                     f"the checkpoint has {theirs[0]} classes, the model {ours[0]}. Create the model with "
                     f"num_classes={theirs[0]}, load, then model.reset_classifier({ours[0]})."
