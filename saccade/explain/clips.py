@@ -33,7 +33,7 @@ def load_clip(source: Clip, size: int, frames: int, stride: int, name: str = "")
     seen, drawn = [], []
     for picture in video.frames(clip_numbers(len(video), frames, stride)):
         height, width = frame(picture.height, picture.width, size)
-        scale = max(1.0, DISPLAY / 2 / (height * width) ** 0.5)
+        scale = max(1.0, DISPLAY[0] / 2 / (height * width) ** 0.5)
         seen.append(_fit(picture, height, width))
         drawn.append(_fit(picture, round(height * scale), round(width * scale)))
     clip = torch.from_numpy(np.stack(seen)).permute(3, 0, 1, 2).float() / 255

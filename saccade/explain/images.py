@@ -16,7 +16,7 @@ from saccade.data.image import to_rgb
 MAX_PIXELS = 120_000_000  # decoded at once this takes about half a gigabyte; above it we refuse before decoding
 LONGEST = 1536  # a picture is kept at most this large; JPEG files are reduced while they are decoded
 WIDEST = 4  # longest side over shortest: beyond it the middle is taken
-DISPLAY = 448  # pixels of a drawn picture, as the side of a square of the same area
+DISPLAY = 448, 896  # pixels of a drawn picture at least and at most, as the side of a square of the same area
 
 ImageSource = str | os.PathLike | Image.Image | np.ndarray | Tensor
 
@@ -42,7 +42,7 @@ def load_picture(source: ImageSource, longest: int = LONGEST) -> Image.Image:
     return _finish(source.copy(), longest)
 
 
-def load_view(source: ImageSource, size: int, name: str = "", display: int = DISPLAY) -> View:
+def load_view(source: ImageSource, size: int, name: str = "") -> View:
     """The whole picture at about size x size pixels in its own aspect, and a larger one of the same frame to draw on.
 
     Sides are multiples of 32 (16 for models made for less than 160 px), so that cells are whole; what does not fit
@@ -51,7 +51,7 @@ def load_view(source: ImageSource, size: int, name: str = "", display: int = DIS
     picture = load_picture(source, max(LONGEST, 2 * size))
     height, width = frame(picture.height, picture.width, size)
     seen = ImageOps.fit(picture, (width, height), Image.Resampling.BICUBIC)
-    scale = max(1.0, display / (height * width) ** 0.5)
+    scale = min(max(size, DISPLAY[0]), DISPLAY[1]) / (height * width) ** 0.5
     drawn = ImageOps.fit(picture, (round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
     image = torch.from_numpy(np.array(seen)).permute(2, 0, 1).float() / 255
     return View(name or source_name(source), image, np.array(drawn))

@@ -5,10 +5,12 @@ import torch
 
 from saccade.explain.colours import token_colours
 from saccade.explain.figure import Figure, Panel
-from saccade.explain.observe import Observation, Step
+from saccade.explain.observe import Observation, Step, super_token_numbers
 from saccade.explain.overlay import blend, borders, to_grey
+from saccade.explain.place import draw_maps
 from saccade.tokens.trace import AssociationTrace
 
+MANY = 256  # super tokens that are compared smoothly
 FAINT, STRONG = 0.3, 0.8  # alpha where all tokens count the same, and where one has everything
 
 
@@ -17,6 +19,8 @@ def strongest(step: Step, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray
 
     The lead is the token's share of what all tokens give the pixel, 0 if they all give the same.
     """
+    if isinstance(step.trace, AssociationTrace) and step.count > MANY:
+        return _nearest(step, size)
     best, total, labels = torch.zeros(size), torch.zeros(size), torch.full(size, -1)
     for start in range(0, step.count, 64):  # bounded memory for hundreds of tokens
         maps = step.maps(size, range(start, min(start + 64, step.count))).cpu()
@@ -28,6 +32,17 @@ def strongest(step: Step, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray
     even = 1 / max(9 if isinstance(step.trace, AssociationTrace) else step.count, 2)
     lead = ((best / total.clamp(min=1e-30) - even) / (1 - even)).clamp(0, 1)
     return labels.numpy(), lead.numpy()
+
+
+def _nearest(step: Step, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The same for thousands of super tokens, each a few pixels large: by the nearest cell of the map."""
+    numbers, shares = super_token_numbers(step.trace), step.trace.association[0].float().unflatten(0, step.trace.size)
+    shares = torch.where(numbers >= 0, shares, 0.0)
+    best, which = shares.max(2)
+    labels = numbers.gather(2, which[..., None])[..., 0]
+    maps = torch.stack([labels.float(), best / shares.sum(2)])
+    labels, share = draw_maps(maps, step.place, step.image, size, nearest=True).cpu().numpy()
+    return labels.round().astype(int), np.clip((share - 1 / 9) / (1 - 1 / 9), 0, 1)
 
 
 def paint(picture: np.ndarray, labels: np.ndarray, lead: np.ndarray, numbers: np.ndarray | None = None) -> np.ndarray:

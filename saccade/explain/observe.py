@@ -119,17 +119,21 @@ def title_of(trace: Trace, traces: list[Trace]) -> str:
     return f"{words}, step {trace.step + 1}" if trace.step else words
 
 
+def super_token_numbers(trace: AssociationTrace) -> Tensor:
+    """(H, W, 9): the numbers of the nine tokens that a pixel's shares belong to, -1 for those outside the map."""
+    (height, width), (rows, columns) = trace.size, trace.grid
+    device = trace.association.device
+    step = torch.arange(9, device=device)
+    row = (torch.arange(height, device=device) // trace.cell)[:, None, None] + step // 3 - 1
+    column = (torch.arange(width, device=device) // trace.cell)[None, :, None] + step % 3 - 1
+    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+    return torch.where(inside, row * columns + column, -1)
+
+
 def super_token_maps(trace: AssociationTrace, tokens: Tensor) -> Tensor:
     """What `trace.maps()[0, tokens]` gives, without the maps of all the others: a large image has thousands."""
-    (height, width), (_, columns) = trace.size, trace.grid
-    device = trace.association.device
-    row, column = torch.arange(height, device=device) // trace.cell, torch.arange(width, device=device) // trace.cell
-    down = (tokens.to(device) // columns)[:, None] - row  # (m, H): how far the token's cell is from the pixel's
-    right = (tokens.to(device) % columns)[:, None] - column
-    near = (down.abs() <= 1)[:, :, None] & (right.abs() <= 1)[:, None, :]
-    neighbour = (down[:, :, None] * 3 + right[:, None, :] + 4).clamp(0, 8)  # (m, H, W)
-    shares = trace.association[0].float().T.unflatten(1, trace.size)  # (9, H, W)
-    return torch.where(near, shares.expand(len(tokens), -1, -1, -1).gather(1, neighbour[:, None])[:, 0], 0.0)
+    numbers, shares = super_token_numbers(trace), trace.association[0].float().unflatten(0, trace.size)
+    return torch.stack([torch.where(numbers == token, shares, 0.0).sum(2) for token in tokens.tolist()])
 
 
 def one_image(trace: Trace, item: int) -> Trace:

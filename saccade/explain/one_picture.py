@@ -196,15 +196,17 @@ class _Work:
         return figures
 
     def _keep_arrays(self, importance: dict[int, dict[str, np.ndarray]]) -> None:
-        arrays, size = self.arrays, self.seen.steps[0].image
+        arrays, size, large = self.arrays, self.seen.steps[0].image, []
         for step in self.seen.steps:
             key = key_of(step)
             if step.count * step.trace.size[0] * step.trace.size[1] <= LARGEST:
                 arrays[f"maps/{key}"] = to_numpy(step.trace.maps()[0])
             else:
-                self.notes.append(f"The maps of {key} are too large to keep; saccade.record gives its trace.")
+                large.append(key)
             for kind, values in importance[step.index].items():
                 arrays[f"importance/{kind}/{key}"] = values
+        if large:
+            self.notes.append(f"Maps too large to keep as arrays: {', '.join(large)}. saccade.record has the traces.")
         for step in self.seen.main:
             key, trace, links = key_of(step), step.trace, relations(step)
             arrays[f"labels/{key}"], arrays[f"lead/{key}"] = strongest(step, size)

@@ -30,12 +30,14 @@ def relations(step: Step) -> Tensor | None:
 
 def centres(step: Step, size: tuple[int, int] = (64, 64)) -> np.ndarray:
     """Where each token's map is strongest, (M, 2), x y in units of the image: the centre of mass of its peaks."""
-    maps = step.maps(size).double().cpu().clamp(min=0)
-    mass = (maps / maps.amax((1, 2), keepdim=True).clamp(min=1e-30)) ** 4
-    total = mass.sum((1, 2)).clamp(min=1e-30)
-    x = (torch.arange(size[1]) + 0.5) / size[1]
-    y = (torch.arange(size[0]) + 0.5) / size[0]
-    return torch.stack([(mass.sum(1) * x).sum(1) / total, (mass.sum(2) * y).sum(1) / total], 1).numpy()
+    x, y = (torch.arange(size[1]) + 0.5) / size[1], (torch.arange(size[0]) + 0.5) / size[0]
+    found = []
+    for start in range(0, step.count, 64):  # bounded memory for thousands of tokens
+        maps = step.maps(size, range(start, min(start + 64, step.count))).double().cpu().clamp(min=0)
+        mass = (maps / maps.amax((1, 2), keepdim=True).clamp(min=1e-30)) ** 4
+        total = mass.sum((1, 2)).clamp(min=1e-30)
+        found.append(torch.stack([(mass.sum(1) * x).sum(1) / total, (mass.sum(2) * y).sum(1) / total], 1))
+    return torch.cat(found).numpy()
 
 
 def draw_links(
@@ -61,6 +63,14 @@ def draw_links(
     return np.array(canvas)
 
 
+def draw_matrix(links: np.ndarray, side: int) -> np.ndarray:
+    """The matrix as a picture of about `side` pixels; one that is larger is averaged in blocks."""
+    if len(links) > side:
+        links = torch.nn.functional.adaptive_avg_pool2d(torch.from_numpy(links)[None], side)[0].numpy()
+    cells = side // len(links)
+    return np.kron(colour_scale(scale_to_one(links), DARK_BRIGHT), np.ones((cells, cells, 1), dtype=np.uint8))
+
+
 def relation_figure(seen: Observation, model_name: str, most: int = 2) -> Figure | None:
     """Links on the picture and the whole matrix, for the last steps whose tokens are attended to."""
     related = [(step, links) for step in seen.main for links in [relations(step)] if links is not None][-most:]
@@ -71,8 +81,7 @@ def relation_figure(seen: Observation, model_name: str, most: int = 2) -> Figure
         links = found.cpu().numpy()
         drawn = draw_links(seen.view.picture, centres(step), links, token_colours(step.numbers))
         panels.append(Panel(drawn, step.title, "strongest links"))
-        cells = max(1, seen.view.picture.shape[0] // len(links))
-        matrix = np.kron(colour_scale(scale_to_one(links), DARK_BRIGHT), np.ones((cells, cells, 1), dtype=np.uint8))
+        matrix = draw_matrix(links, seen.view.picture.shape[0])
         note = f"row: who attends, column: to whom; brightest {links.max():.2f}, even {1 / len(links):.2f}"
         panels.append(Panel(matrix, f"all {len(links)} x {len(links)}", note, sharp=True))
     steps = ", ".join(f"{step.title} ({step.count} tokens)" for step, _ in related)

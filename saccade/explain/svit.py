@@ -1,11 +1,12 @@
 """SViT, Figures 2 and 4: super tokens as borders, from the grid to the association, and what one pixel attends to."""
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from saccade.explain.figure import Figure, Panel
 from saccade.explain.mosaic import strongest
-from saccade.explain.observe import Observation, Step
+from saccade.explain.observe import Observation, Step, super_token_numbers
 from saccade.explain.overlay import borders, boxes, scale_to_one, tint
 from saccade.explain.place import axis, draw_maps
 from saccade.tokens.trace import AssociationTrace
@@ -60,12 +61,14 @@ def effective_attention(step: Step, anchor: tuple[float, float]) -> Tensor:
     trace = step.trace
     if not isinstance(trace, AssociationTrace) or step.attention is None:
         raise ValueError(f"{step.title} has no attention among super tokens.")
-    maps = trace.maps()[0].float()  # (M, H, W)
+    numbers = super_token_numbers(trace)  # (H, W, 9)
+    shares = trace.association[0].float().unflatten(0, trace.size) * (numbers >= 0)
+    numbers = numbers.clamp(min=0)
+    total = shares.new_zeros(step.count).scatter_add_(0, numbers.flatten(), shares.flatten())  # of each token's shares
     row, column = anchor_cell(step, anchor)
-    shares = maps[:, row, column]  # (M,)
-    reads = maps.flatten(1) / maps.flatten(1).sum(1, keepdim=True).clamp(min=1e-12)  # (M, N)
     weights = step.attention.weights[0].float()  # (heads, M, M)
-    return (shares @ weights @ reads).unflatten(1, trace.size)
+    taken = torch.einsum("k,hkm->hm", shares[row, column], weights[:, numbers[row, column]])  # from every token
+    return ((taken / total.clamp(min=1e-12))[:, numbers] * shares).sum(3)
 
 
 def anchor_cell(step: Step, anchor: tuple[float, float]) -> tuple[int, int]:

@@ -176,6 +176,13 @@ def test_a_model_without_classes_is_drawn_without_importance(cat):
         explain(cat, model, target=3)
 
 
+def test_maps_of_a_large_picture_are_not_kept(cat, monkeypatch):
+    monkeypatch.setattr("saccade.explain.one_picture.LARGEST", 200)
+    found = explain(cat, "svit_nano", importance=())[0]
+    assert not any(key.startswith("maps/") for key in found.arrays)
+    assert found.notes[0].startswith("Maps too large to keep as arrays: stages.0.blocks.0, stages.1.blocks.0")
+
+
 def test_one_pixel_and_one_channel():
     found = explain(np.full((1, 1, 3), 77, np.uint8), saccade.create_model("svit_nano", in_chans=1), importance=())
     assert "mosaic" in found[0].figures

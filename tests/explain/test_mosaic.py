@@ -56,6 +56,16 @@ def test_many_tokens_are_compared_in_parts():
     assert (labels == maps[0].argmax(0).numpy()).all()
 
 
+def test_thousands_of_super_tokens_are_compared_without_their_maps(monkeypatch):
+    truth = torch.arange(16)[:, None] // 4 * 4 + torch.arange(16)[None] // 4
+    truth[4:8, 2:4] = 5  # a piece of the cell to the left
+    one = step(association(truth, 4), (16, 16))
+    monkeypatch.setattr("saccade.explain.mosaic.MANY", 1)
+    labels, lead = strongest(one, (32, 32))
+    assert (labels == np.kron(truth.numpy(), np.ones((2, 2), int))).all()
+    assert lead.min() == 1
+
+
 def test_super_tokens_of_an_odd_map():
     truth = torch.arange(13)[:, None] // 4 * 3 + torch.arange(10)[None] // 4
     truth[0:4, 4:6] = 0  # the first token takes a piece of its neighbour's cell

@@ -9,7 +9,7 @@ from torch import nn
 import saccade
 from saccade.explain.attend import Attention, attentions
 from saccade.explain.observe import observe
-from saccade.explain.relations import centres, draw_links, relation_figure, relations
+from saccade.explain.relations import centres, draw_links, draw_matrix, relation_figure, relations
 from tests.explain.planted import looking_at, quadrants, step, view
 
 
@@ -93,6 +93,14 @@ def test_the_strongest_link_is_drawn_between_its_tokens():
     assert drawn[10, 50, 1] < 60
     assert (drawn[50, 10] == 40).all()  # no line to the blue token
     assert drawn[10, 10].tolist() == [255, 0, 0]
+
+
+def test_a_large_matrix_is_averaged_and_a_small_one_enlarged():
+    small = draw_matrix(np.eye(3, dtype=np.float32), 100)
+    assert small.shape == (99, 99, 3)
+    assert (small[10, 10] == small[50, 50]).all()
+    assert small[10, 10].sum() > small[10, 50].sum()
+    assert draw_matrix(np.eye(300, dtype=np.float32), 100).shape == (100, 100, 3)
 
 
 def test_a_models_relations_are_those_of_its_own_tokens():
