@@ -124,10 +124,16 @@ def print_scores(scores: Any) -> None:
         if not rows:
             continue
         head, *body = rows_as_text(rows)
-        table = Table(box=box.SIMPLE_HEAD, title=f"{scores.model}: {name}, {scores.pictures} pictures")
+        title = f"{scores.model}: {name}, {scores.pictures} pictures"
+        table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1, 0, 0))
         for column in head:
             words = column in ("step", "by")
-            short = {"undersegmentation": "under-seg.", "compactness": "compact"}.get(column, column)
+            short = {
+                "segments": "parts",
+                "accuracy": "acc.",
+                "undersegmentation": "under",
+                "compactness": "compact",
+            }.get(column, column)
             table.add_column(short, justify="left" if words else "right", no_wrap=words)
         for row in body:
             table.add_row(*row)

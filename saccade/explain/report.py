@@ -92,7 +92,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence
 
 def draw(figure: Figure) -> str:
     """A figure as a grid of panels; on a narrow screen, fewer columns."""
-    columns = min(figure.columns, len(figure.panels))
+    columns = max(min(figure.columns, len(figure.panels)), min(figure.columns, 3))
     narrow = 2 if columns > 2 else 1
     panels = "".join(_panel(panel) for panel in figure.panels)
     return (
