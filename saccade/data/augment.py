@@ -59,19 +59,26 @@ class BatchAugment:
         self.flip, self.jitter, self.policy = flip, jitter, policy
 
     def __call__(self, images: Tensor, dice: torch.Generator) -> Tensor:
-        batch, device = images.shape[0], images.device
+        return self.change(images, self.throw(images.shape[0], images.device, dice))
+
+    def throw(self, batch: int, device: torch.device, dice: torch.Generator) -> list[Tensor]:
+        """Every random number of a batch: the window's (5, B), the jitter's (3, B), then of each round what and how."""
+        draws = [torch.rand(5, batch, device=device, generator=dice)]
+        draws.append(torch.rand(3 if self.jitter else 0, batch, device=device, generator=dice))
+        for _ in range(self.policy.rounds if self.policy else 0):
+            draws.append(torch.randint(len(OPERATIONS), (batch,), device=device, generator=dice))
+            draws.append(self._strength(batch, device, dice))
+        return draws
+
+    def change(self, images: Tensor, draws: list[Tensor]) -> Tensor:
+        """What the draws say; without a die in it, so that it can be compiled."""
         pixels = images.float() / 255
-        window = self._window(batch, images.shape[3], device, dice)  # (B, 3, 3)
-        if self.jitter:
-            for operation in ("brightness", "contrast", "saturation"):
-                factor = 1 + self.jitter * (2 * torch.rand(batch, device=device, generator=dice) - 1)
-                pixels = blend(pixels, operation, factor)
-        if self.policy is not None:
-            for _ in range(self.policy.rounds):
-                chosen = torch.randint(len(OPERATIONS), (batch,), device=device, generator=dice)
-                strength = self._strength(batch, device, dice)
-                pixels = recolour(pixels, chosen, strength)
-                window = window @ warp(chosen, strength)
+        window = self._window(draws[0], images.shape[3])  # (B, 3, 3)
+        for operation, draw in zip(("brightness", "contrast", "saturation"), draws[1], strict=False):
+            pixels = blend(pixels, operation, 1 + self.jitter * (2 * draw - 1))
+        for chosen, strength in zip(draws[2::2], draws[3::2], strict=True):
+            pixels = recolour(pixels, chosen, strength)
+            window = window @ warp(chosen, strength)
         return sample(normalise(pixels, self.mean, self.std), window, self.size)
 
     def _strength(self, batch: int, device: torch.device, dice: torch.Generator) -> Tensor:
@@ -83,9 +90,8 @@ class BatchAugment:
         spread = self.policy.spread * torch.randn(batch, device=device, generator=dice)
         return sign * (self.policy.strength + spread).clamp(0, 1)
 
-    def _window(self, batch: int, side: int, device: torch.device, dice: torch.Generator) -> Tensor:
+    def _window(self, draw: Tensor, side: int) -> Tensor:
         """(B, 3, 3): where in the picture, from -1 to 1, the corners of the output lie."""
-        draw = torch.rand(5, batch, device=device, generator=dice)
         if self.crop == "resized":
             area = self.scale[0] + draw[0] * (self.scale[1] - self.scale[0])
             low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
@@ -94,7 +100,7 @@ class BatchAugment:
             x, y = (2 * draw[2] - 1) * (1 - width), (2 * draw[3] - 1) * (1 - height)
         else:
             reach = round(self.pad * side) if self.crop == "pad" else 0
-            width = height = torch.ones(batch, device=device)
+            width = height = torch.ones_like(draw[0])
             x, y = ((draw[i] * (2 * reach + 1)).floor() - reach for i in (2, 3))  # whole pixels
             x, y = 2 * x / side, 2 * y / side
         mirror = torch.where(draw[4] < self.flip, -1.0, 1.0)
@@ -131,11 +137,9 @@ def sample(pixels: Tensor, window: Tensor, size: int) -> Tensor:
 
 def normalise(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Pixels from 0 to 1 -> what the model was made for: pictures (…, 3, H, W), or clips, which have time behind it."""
-    behind = (1,) * (2 if pixels.ndim <= 4 else 3)  # axes behind the channels
-    offset, scale = (
-        torch.tensor(values, device=pixels.device, dtype=pixels.dtype).view(-1, *behind) for values in (mean, std)
-    )
-    return (pixels - offset) / scale
+    axis = -3 if pixels.ndim <= 4 else -4
+    channels = zip(pixels.unbind(axis), mean, std, strict=True)
+    return torch.stack([(channel - offset) / scale for channel, offset, scale in channels], axis)
 
 
 def resize(pixels: Tensor, size: int) -> Tensor:
@@ -151,7 +155,7 @@ def recolour(pixels: Tensor, chosen: Tensor, strength: Tensor) -> Tensor:
     """Apply to every picture the colour operation chosen for it, none if it is of another kind."""
     for operation, change in CHANGES.items():
         mine = chosen == OPERATIONS.index(operation)
-        if pixels.device.type != "cpu":  # all pictures, then choose: a GPU must not wait for a count
+        if pixels.device.type != "cpu" or torch.compiler.is_compiling():  # all, then choose: nobody waits for a count
             pixels = torch.where(mine[:, None, None, None], change(pixels, strength), pixels)
         elif mine.any():
             pixels = pixels.index_copy(0, mine.nonzero()[:, 0], change(pixels[mine], strength[mine]))
@@ -160,7 +164,8 @@ def recolour(pixels: Tensor, chosen: Tensor, strength: Tensor) -> Tensor:
 
 def blend(pixels: Tensor, operation: str, factor: Tensor) -> Tensor:
     """Move away from (factor > 1) or towards (factor < 1) a picture without the property; factor (B,)."""
-    grey = (pixels * pixels.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)
+    red, green, blue = pixels.split(1, dim=1)
+    grey = 0.299 * red + 0.587 * green + 0.114 * blue
     if operation == "brightness":
         without = torch.zeros_like(grey)
     elif operation == "contrast":

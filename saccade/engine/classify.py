@@ -81,6 +81,11 @@ class Classify(Training):
         card = Card(wanted.name, len(sources.classes), dict(wanted.kwargs), sources.classes, seen)
         return Assembly(model, card, sources, sizes)
 
+    def compile_model(self, mode: str | None) -> None:
+        super().compile_model(mode)
+        if self.augment is not None:
+            self.augment.change = torch.compile(self.augment.change, mode=mode)
+
     def make_feed(self, share: Share) -> Feed:
         if self.hidden["teacher"] is not None:
             self.hidden["teacher"].to(share.device)

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
-from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from saccade.data.loader import Batch, seed_all
+from saccade.engine.average import Average
 from saccade.engine.clock import Clock
 from saccade.engine.feed import Feed, Share, Sources
 from saccade.engine.optim import make_optimizer, make_schedule
@@ -53,7 +53,7 @@ class Training(LightningModule):
         self.clock, self.out = clock, out
         self.ema = None
         if recipe.ema.decay:
-            self.ema = ModelEmaV3(model, decay=recipe.ema.decay, use_warmup=recipe.ema.warmup)
+            self.ema = Average(model, decay=recipe.ema.decay, use_warmup=recipe.ema.warmup)
             self.ema.requires_grad_(False)
         self.part = 0  # of the batch, when it is taken in parts
         self.recent: list[tuple[int, Tensor, Tensor]] = []  # update, loss, pictures: not yet looked at

@@ -91,6 +91,13 @@ def test_the_same_dice_give_the_same_batch_and_others_another():
     assert (augment(images, dice(1)) - augment(images, dice(2))).abs().mean() > 0.05
 
 
+def test_it_compiles_without_a_break_to_the_same_pictures():
+    augment = BatchAugment(24, policy=Policy.parse("rand-m9-n2"), jitter=0.4, **PLAIN)
+    images, draws = pictures(16), augment.throw(16, torch.device("cpu"), dice())
+    compiled = torch.compile(augment.change, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(images, draws), augment.change(images, draws))
+
+
 def test_colour_and_geometry_touch_only_the_pictures_they_were_chosen_for():
     images, strength = pictures(len(OPERATIONS)) / 255, torch.full((len(OPERATIONS),), 0.7)
     chosen = torch.arange(len(OPERATIONS))
