@@ -29,6 +29,9 @@ class Clock:
         return self.earlier + (time.monotonic() if now is None else now) - self.started
 
     def expired(self, now: float | None = None) -> bool:
+        """Never before the first update: a run that took all its time to start has something to show."""
+        if not self.steps:
+            return False
         if self.agreed is not None:
             return self.agreed
         return self.limit is not None and self.elapsed(now) >= self.limit

@@ -127,3 +127,10 @@ def test_throughput_leaves_out_the_warm_up_and_validation():
             now += 300.0
     assert clock.images_per_second(32) == pytest.approx(64.0)
     assert clock.seconds_left() == pytest.approx(450.0)
+
+
+def test_a_run_whose_time_is_over_before_it_starts_makes_one_update():
+    clock = Clock(100, max_minutes=1, now=0.0)
+    assert not clock.done(now=120.0)
+    clock.tick(now=121.0)
+    assert clock.done(now=121.0)
