@@ -68,7 +68,7 @@ def page() -> str:
 
 
 def table(results: list[dict]) -> str:
-    task = results[0].get("task", "classification")  # runs from before there were other tasks
+    task = results[0].get("task", "classification").replace("video", "classification")
     lines = ["| " + " | ".join(COLUMNS[task]) + " |", "|" + "---|" * len(COLUMNS[task])]
     cells_of = {"classification": classification_cells, "segmentation": segmentation_cells}[task]
     lines += ["| " + " | ".join(cells_of(result)) + " |" for result in results]
