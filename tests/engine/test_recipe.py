@@ -79,10 +79,8 @@ def test_the_list_is_complete():
     papers |= {f"svit_{size}_imagenet{end}" for size in ("small", "base", "large") for end in ("", "_384")}
     papers |= {f"paca_{size}_imagenet" for size in ("tiny", "small", "base")}
     papers |= {f"sparseformer_{size}_imagenet" for size in ("tiny", "small", "base")}
-    nano = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
-    small = {f"{model}_{data}" for model in nano for data in ("cifar10", "tiny_imagenet")} | {
-        "vt_resnet18_tiny_imagenet"
-    }
+    models = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano", "vt_resnet18")
+    small = {f"{model}_{data}" for model in models for data in ("cifar10", "tiny_imagenet")}
     papers |= {f"video_sparseformer_{size}_kinetics400" for size in ("tiny", "small", "base")}
     heads = ("paca_tiny", "svit_small_upernet", "resnet50_fpn", "resnet50_vt_fpn", "sparseformer_tiny")
     small |= {f"{model}_camvid" for model in heads}
