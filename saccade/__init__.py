@@ -12,6 +12,7 @@ from saccade import models as models  # registers the models
 from saccade.explain.record import record
 from saccade.models._build import create_model, list_models
 from saccade.models._checkpoint import LoadReport, convert_official, load_checkpoint, save_checkpoint
+from saccade.tasks.detection import create_detector
 from saccade.tasks.segmentation import create_segmenter
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ except PackageNotFoundError:  # a source tree that was never installed
 __all__ = [
     "LoadReport",
     "convert_official",
+    "create_detector",
     "create_model",
     "create_segmenter",
     "explain",

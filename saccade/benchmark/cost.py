@@ -22,7 +22,7 @@ def count(model: nn.Module | str, size: int | tuple[int, ...] = 224, **options: 
     Runs on the meta device: instant, without memory. Multiply-adds are half of what torch's flop counter says, and
     cover convolutions, linear layers and matrix products, as the papers count. A video model is shown the number of
     frames it was made for. A longer `size` is taken as the whole shape behind the batch axis, such as
-    (3, 32, 224, 224) for a clip.
+    (3, 32, 224, 224) for a clip. A detector counts with as many proposals and masks as its `dry_run` says.
     """
     with torch.device("meta"):
         model = create_model(model, **options) if isinstance(model, str) else deepcopy(model).to("meta")
@@ -31,5 +31,5 @@ def count(model: nn.Module | str, size: int | tuple[int, ...] = 224, **options: 
             frames = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", ())[1:-2]  # () but for video
             shape = (getattr(model, "in_chans", 3), *frames, *shape)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model.eval()(torch.empty(1, *shape))
+            getattr(model.eval(), "dry_run", model)(torch.empty(1, *shape))
     return Cost(sum(parameter.numel() for parameter in model.parameters()), counter.get_total_flops() // 2)

@@ -4,10 +4,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-HELP = "evaluate a checkpoint: accuracy and calibration, or mIoU; every class; the papers' protocol"
+HELP = "evaluate a checkpoint: accuracy and calibration, mIoU, or AP; every class; the papers' protocol"
 EXAMPLE = """saccade eval runs/first --data scenes
          saccade eval svit_small.pth --data imagenet/ --split val --size 384 --crop-pct 1.0
-         saccade eval runs/masks --data ade20k/ --scales 0.5 0.75 1 1.25 1.5 1.75 --flip"""
+         saccade eval runs/masks --data ade20k/ --scales 0.5 0.75 1 1.25 1.5 1.75 --flip
+         saccade eval runs/boxes --data coco/ --split val --out results"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--per-class", action="store_true", help="list every class, not only the ten weakest")
     add_inference_arguments(parser)
+    group = parser.add_argument_group("detection")
+    group.add_argument(
+        "--max-detections", type=int, default=100, metavar="N", help="of a picture and class that count (COCO: 100)"
+    )
 
 
 def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     device = pick_device(args.device)
     dtype = None if args.precision == "float32" else getattr(torch, args.precision)
     task = read_task_card(args.checkpoint).task
-    document = {"classification": classification, "segmentation": segmentation}[task](args, device, dtype)
+    evaluate = {"classification": classification, "segmentation": segmentation, "detection": detection}[task]
+    document = evaluate(args, device, dtype)
     document["machine"] = machine(torch.device(device))
     if args.out:
         write_json(Path(args.out) / "evaluation.json", document)
@@ -121,6 +127,42 @@ def segmentation(args: argparse.Namespace, device: str, dtype: Any) -> dict[str,
         **evaluation.summary(),
         "measure": "IoU %",
         "per_class": dict(zip(source.classes, shares, strict=True)),
+    }
+
+
+def detection(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
+    """With --out also COCO's result files, detections.bbox.json and detections.segm.json."""
+    from saccade.cli import settings
+    from saccade.engine.evaluate_objects import evaluate_detector_checkpoint
+
+    evaluation, card, source = evaluate_detector_checkpoint(
+        args.checkpoint,
+        args.data,
+        args.split,
+        args.size,
+        min(args.batch, 16),
+        args.workers,
+        device,
+        dtype,
+        args.max_bad,
+        args.max_detections,
+        **settings(args.set),
+    )
+    files = []
+    if args.out:
+        Path(args.out).mkdir(parents=True, exist_ok=True)
+        files = evaluation.metric.write(args.out)
+    shares = [None if share is None else round(share, 2) for share in evaluation.per_class]
+    return {
+        "checkpoint": str(args.checkpoint),
+        "task": card.task,
+        "model": f"{card.name}+{card.head}",
+        "data": str(args.data),
+        "max_detections": args.max_detections,
+        **evaluation.summary(),
+        "measure": "box AP %",
+        "per_class": dict(zip(source.classes, shares, strict=True)),
+        "results": [str(file) for file in files],
     }
 
 

@@ -5,13 +5,14 @@ its own files into --out.
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from saccade.cli.eval import add_inference_arguments
 
-HELP = "predict on pictures or videos: classes, or a class for every pixel with overlays and areas"
+HELP = "predict on pictures or videos: classes, a class for every pixel, or objects; drawn, and as JSON"
 EXAMPLE = "saccade predict runs/masks photo.jpg folder/ --out predictions"
 LARGEST = 2_000_000  # pixels that are looked at as a whole, unless --window says otherwise
 
@@ -26,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
     add_inference_arguments(parser)
+    group = parser.add_argument_group("detection")
+    group.add_argument("--threshold", type=float, default=0.5, metavar="X", help="least score of a detection")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     device = torch.device(pick_device(args.device))
     model, card = open_task_model(args.checkpoint)
-    predict = {"classification": classify, "segmentation": segment}[card.task]
+    predict = {"classification": classify, "segmentation": segment, "detection": detect}[card.task]
     model.to(device)
     found, bad = [], []
     for path, name in named(args.images, videos=card.preprocess.frames > 0):
@@ -140,6 +143,37 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
     return {"size": [image.width, image.height], "classes": areas(labels, names), **files}
 
 
+def detect(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
+    """Objects from --threshold on: name, score, box, mask as COCO's run lengths; drawn on the picture."""
+    import numpy as np
+    import torch
+
+    from saccade.data.image import read_image
+    from saccade.tasks.coco import encode
+    from saccade.tasks.detections import describe_detections, draw_detections
+
+    image = read_image(path)
+    if args.size:
+        model.transform.min_size = (args.size,)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).to(device)
+    with torch.inference_mode(), autocast(args, device):
+        answer = model([pixels.float() / 255])[0]
+    answer = {key: value[answer["scores"] >= args.threshold] for key, value in answer.items()}
+    objects = describe_detections(answer, card.classes)
+    if "masks" in answer:
+        codes = encode(answer["masks"][:, 0] >= 0.5)
+        objects = [entry | {"segmentation": codes[entry["index"]]} for entry in objects]
+    files = {}
+    if args.out:
+        folder = Path(args.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {"overlay": f"{name}_objects.png"}
+        save(draw_detections(image, answer, card.classes, args.threshold), folder / files["overlay"])
+    for entry in objects:
+        del entry["index"]
+    return {"size": [image.width, image.height], "objects": objects, **files}
+
+
 def autocast(args: argparse.Namespace, device: Any) -> Any:
     import torch
 
@@ -165,6 +199,10 @@ def write_json(path: Path, document: Any) -> None:
 
 def show(found: list[dict[str, Any]]) -> None:
     for entry in found:
-        said = ", ".join(f"{c['name']} {100 * c['share']:.1f} %" for c in entry["classes"])
+        if "objects" in entry:
+            kinds = Counter(one["name"] for one in entry["objects"])
+            said = ", ".join(f"{count} {name}" for name, count in kinds.most_common()) or "nothing"
+        else:
+            said = ", ".join(f"{c['name']} {100 * c['share']:.1f} %" for c in entry["classes"])
         files = " ".join(entry[key] for key in ("labels", "overlay") if key in entry)
         print(f"{entry['image']}: {said}" + (f" → {files}" if files else ""))

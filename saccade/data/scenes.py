@@ -49,6 +49,7 @@ class Frame(NamedTuple):
     instances: np.ndarray  # (H, W) uint8: 0 backdrop, else 1 + position in `boxes`
     boxes: np.ndarray  # (n, 4) float32: x0 y0 x1 y1 in pixels around what is visible of each object
     shapes: np.ndarray  # (n,) int64
+    shown: np.ndarray  # (n,) float32: share of each object that no other one hides
 
 
 class Clip(NamedTuple):
@@ -122,19 +123,22 @@ def render(things: list[Thing], backdrop: Backdrop, size: int, moment: float = 0
     x, y = np.meshgrid(axis.astype(np.float32), axis.astype(np.float32))
     canvas = _behind(backdrop, x, y)  # (H, W, 3)
     instances = np.zeros((size, size), np.uint8)
+    whole = np.zeros(len(things), np.float32)  # pixels of each object, hidden or not
     for number, thing in reversed(list(enumerate(_moved(thing, moment) for thing in things))):
         cover, paint = _paint(thing, x, y, 1 / size)
         canvas += cover[..., None] * (paint - canvas)
         instances[cover > 0.5] = number + 1
+        whole[number] = (cover > 0.5).sum()
     visible = [number for number in range(len(things)) if (instances == number + 1).sum() >= 4]
     renumber = np.zeros(len(things) + 1, np.uint8)  # what peeps out with less than four pixels is left out
     renumber[[number + 1 for number in visible]] = np.arange(len(visible)) + 1
     instances = renumber[instances]
     boxes = np.array([_box(instances == number + 1) for number in range(len(visible))], np.float32).reshape(-1, 4)
     shapes = np.array([things[number].shape for number in visible], np.int64)
+    shown = np.array([(instances == i + 1).sum() / whole[number] for i, number in enumerate(visible)], np.float32)
     mask = np.concatenate([[0], shapes + 1]).astype(np.uint8)[instances]
     image = (np.clip(canvas, 0, 1) * 255 + 0.5).astype(np.uint8)
-    return Frame(image, things[0].shape, mask, instances, boxes, shapes)
+    return Frame(image, things[0].shape, mask, instances, boxes, shapes, shown)
 
 
 def _moved(thing: Thing, moment: float) -> Thing:

@@ -224,7 +224,8 @@ def describe(module: Training) -> str:
         days, rest = divmod(int(left), 86400)
         facts.append(f"{f'{days} d ' if days else ''}{time.strftime('%H:%M:%S', time.gmtime(rest))} left")
     if validation:
-        facts.append(f"val loss {validation['loss']:.3f}")
+        if "loss" in validation:
+            facts.append(f"val loss {validation['loss']:.3f}")
         facts.append(f"{NAMES[module.score]} {validation[module.score]:.2f} %")
     return " · ".join(facts)
 

@@ -18,6 +18,8 @@ from saccade._extras import require
 # The figures of all tasks, in words; all but the loss are printed in %.
 NAMES = {"loss": "loss", "top1": "top-1", "top5": "top-5", "calibration": "calibration error"}
 NAMES |= {"miou": "mIoU", "macc": "mean class accuracy", "aacc": "pixel accuracy"}
+NAMES |= {"box_ap": "box AP", "box_ap50": "box AP50", "box_ap75": "box AP75"}
+NAMES |= {"mask_ap": "mask AP", "mask_ap50": "mask AP50", "mask_ap75": "mask AP75"}
 
 
 class RecipeError(ValueError):
@@ -30,7 +32,8 @@ class Model:
 
     name: str = "svit_nano"
     kwargs: dict[str, Any] = field(default_factory=dict)  # options of the model
-    head: str = ""  # segmentation: vt_fpn, fpn, paca, upernet or sparse, on the model as backbone
+    # on the model as backbone. Segmentation: vt_fpn, fpn, paca, upernet, sparse; detection: mask_rcnn, …, sparse
+    head: str = ""
     head_kwargs: dict[str, Any] = field(default_factory=dict)
     checkpoint: str | None = None  # weights to start from; a classifier of another size is replaced
     pretrained: bool = False  # weights that timm downloads, for timm's models
@@ -65,6 +68,8 @@ class Data:
     reduce_zero_label: bool | None = None  # 0 is unlabelled, class k is k + 1; None is what the set is known for
     base_size: int | None = None  # shorter side that augment.resize multiplies; None is each picture's own
     val_window: int = 0  # validation slides a window of this side; 0 looks at the whole picture
+    # detection
+    max_detections: int = 100  # of a picture and class that the metric looks at; COCO's number
 
 
 @dataclass
@@ -100,7 +105,7 @@ class Schedule:
 class Augment:
     """What happens to training pictures."""
 
-    crop: Literal["resized", "pad", "none"] = "resized"
+    crop: Literal["resized", "pad", "none", "detr"] = "resized"  # "detr" is for detection
     scale: tuple[float, float] = (0.5, 1.0)  # "resized": share of the picture's area
     ratio: tuple[float, float] = (0.75, 1.3333)
     pad: float = 0.125  # "pad": how far the window moves, in widths
@@ -114,8 +119,9 @@ class Augment:
     mix_switch: float = 0.5
     mix_until: float = 1.0  # share of the run with mixup and cutmix on
     repeats: int = 1  # repeated augmentation
-    # segmentation, with `flip`
-    resize: tuple[float, float] = (0.5, 2.0)  # of the shorter side
+    # segmentation and detection, with `flip`
+    resize: tuple[float, float] = (0.5, 2.0)  # of the shorter side; detection, "resized": of the longer
+    vertical_flip: float = 0.0  # detection
     most: float = 0.75  # share of a crop that one class may fill
     distort: bool = True  # brightness, contrast, saturation, hue
 
@@ -174,7 +180,7 @@ class Trainer:
 class Recipe:
     """One run."""
 
-    task: Literal["classification", "segmentation", "video"] = "classification"
+    task: Literal["classification", "segmentation", "detection", "video"] = "classification"
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     epochs: int = 10
@@ -197,6 +203,7 @@ class Recipe:
         sharded = self.trainer.strategy.startswith(("fsdp", "deepspeed", "model_parallel"))
         _expect(not (sharded and self.ema.decay), "an average of the weights (ema.decay) needs whole weights: use ddp")
         _expect(self.task != "segmentation" or self.model.head, "segmentation needs model.head: vt_fpn, fpn, paca, …")
+        _expect(self.task != "detection" or self.model.head, "detection needs model.head: mask_rcnn, sparse, …")
         mixes = self.augment.mixup > 0 or self.augment.cutmix > 0
         _expect(not (mixes and self.batch_size % 2), "mixup and cutmix pair pictures: batch_size must be even")
 

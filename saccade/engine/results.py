@@ -81,7 +81,7 @@ def loader_speed(module: Training, seconds: float) -> float | None:
     images, begun, epoch = 0, None, module.recipe.epochs  # an epoch the run has not seen
     while begun is None or time.monotonic() - begun < seconds:
         for batch in module.feed.train.epoch(epoch):
-            module.prepare(batch._replace(images=batch.images.to(device), labels=batch.labels.to(device)))
+            module.prepare(module.transfer_batch_to_device(batch, device, 0))
             if begun is None:  # the first batch waits for the loader's processes to start
                 begun = time.monotonic()
                 continue

@@ -15,6 +15,7 @@ from torch import nn
 from saccade.engine.callbacks import Bar, History, Keeper, Signals, Stopped
 from saccade.engine.classify import Classify
 from saccade.engine.clock import Clock
+from saccade.engine.detect import Detect
 from saccade.engine.feed import Sources
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
@@ -24,7 +25,12 @@ from saccade.engine.segment import Segment
 from saccade.engine.sync_norm import SyncNorms
 from saccade.tasks.open import open_task_model
 
-TASKS: dict[str, type[Training]] = {"classification": Classify, "segmentation": Segment, "video": Classify}
+TASKS: dict[str, type[Training]] = {
+    "classification": Classify,
+    "segmentation": Segment,
+    "detection": Detect,
+    "video": Classify,
+}
 
 # A continued run may not change these: its updates would no longer be the ones that were planned.
 FIXED = ("task", "model.", "epochs", "batch_size", "seed", "data.scenes", "data.val_fraction", "trainer.accumulate")
@@ -146,7 +152,8 @@ def trainer_options(recipe: Recipe, device: str | None) -> dict[str, Any]:
         "accumulate_grad_batches": wanted.accumulate,
         "gradient_clip_val": recipe.optimizer.clip_grad,
         "deterministic": wanted.deterministic or None,
-        "benchmark": not wanted.deterministic,
+        # Detection has other shapes in every update, and each would be measured anew.
+        "benchmark": not wanted.deterministic and recipe.task != "detection",
         "use_distributed_sampler": False,
         "num_sanity_val_steps": 0,
         "logger": False,

@@ -11,8 +11,10 @@ from torch import nn
 
 from saccade.explain.record import reporters
 from saccade.models._build import MEAN, STD, create_model
-from saccade.models._card import Card, Preprocess, read_card, weights_file
+from saccade.models._card import Card, Preprocess, weights_file
 from saccade.models._checkpoint import load_checkpoint, read_state_dict
+from saccade.tasks.detection import DETECTORS
+from saccade.tasks.open import open_task_model, read_task_card
 
 SIZE = 224  # for models that do not say
 CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin")
@@ -44,7 +46,7 @@ def load_subject(
     """`model` is a module, a name of the registry, or a checkpoint (saccade's or the authors').
 
     A name gets its pretrained weights if there are any, else fresh ones from `seed`. `options` are keywords of the
-    model, for ablations.
+    model, for ablations. Of a detector, its backbone is shown: that is where the tokens are.
     """
     options = dict(options or {})
     weights, trained, card = "as given", True, None
@@ -57,6 +59,7 @@ def load_subject(
     else:
         name = str(model)
         model, weights, trained = _by_name(name, seed, options)
+    model = model.trunk if isinstance(model, DETECTORS) else model
     reporters(model)  # its error says what can be explained
     if device is not None:
         model = model.to(device)
@@ -111,7 +114,9 @@ def _from_file(path: Path, options: dict[str, Any]) -> tuple[nn.Module, Card]:
     """The model of a checkpoint with other options than its own, if any are given, and what the file says of itself."""
     file = weights_file(path)
     state_dict = read_state_dict(file)  # names a missing or damaged file
-    card = read_card(file)
+    card = read_task_card(file)
+    if card.task in ("segmentation", "detection"):
+        return open_task_model(file)
     model = create_model(card.name, **({"num_classes": card.num_classes} | card.kwargs | options))
     load_checkpoint(model, state_dict)
     return model, card if card.preprocess != Preprocess() else card._replace(preprocess=preprocess_of(model))

@@ -1,1 +1,1 @@
-"""Features or tokens -> raw outputs. A dense head gives logits a pixel, and a second opinion to train on, or None."""
+"""Features or tokens -> raw outputs. A head knows channels and strides, never which backbone feeds it."""

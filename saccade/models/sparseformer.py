@@ -370,19 +370,26 @@ class SparseFormer(nn.Module):
             self.reset_classifier(0, "")
         return take
 
-    def forward_tokens(self, images: Tensor, passes: list[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward_tokens(
+        self, images: Tensor, passes: list[Tensor] | None = None, extent: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """images (B, 3, H, W) -> tokens (B, M, D), their regions (B, M, 4), and the map they looked at (B, C, h, w).
 
-        `passes` collects the tokens after every pass.
+        `passes` collects the tokens after every pass. `extent` (B, 2) says which share of the width and height each
+        image fills in a batch of mixed sizes: tokens start inside it, and all they do is relative to where they are.
         """
         check_images(images, self.in_chans)
-        return self.look_at(self.stem(channels_last(images)), passes)
+        return self.look_at(self.stem(channels_last(images)), passes, extent)
 
-    def look_at(self, features: Tensor, passes: list[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def look_at(
+        self, features: Tensor, passes: list[Tensor] | None = None, extent: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """features (B, C, H, W) -> tokens (B, M, D), regions (B, M, 4), features."""
         batch = features.shape[0]  # copies below: torch's flop counter stumbles over views of parameters
         tokens = self.embeddings.to(features.dtype).repeat(batch, 1, 1)
         regions = at_least_float32(self.regions).repeat(batch, 1, 1)
+        if extent is not None:
+            regions = regions * extent.to(regions.dtype).repeat(1, 2).unsqueeze(1)
         tokens, regions = self.focus(tokens, regions, features, passes)
         tokens, regions = self.cortex(self.bridge(tokens), regions, features, passes)
         return tokens, regions, features

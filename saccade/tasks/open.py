@@ -10,6 +10,7 @@ from saccade.models._build import list_models
 from saccade.models._card import Card, Preprocess, open_model, preprocess_of, read_card, weights_file
 from saccade.models._checkpoint import CheckpointError, convert_parts, load_checkpoint, read_state_dict
 from saccade.models.official import heads
+from saccade.tasks.detection import create_detector
 from saccade.tasks.segmentation import BACKBONE_KWARGS, create_segmenter
 
 
@@ -19,6 +20,12 @@ def open_task_model(path: str | os.PathLike) -> tuple[nn.Module, Card]:
     card = read_task_card(path)
     if card.task == "classification":
         return open_model(path)
+    if card.task == "detection":
+        detector = create_detector(
+            card.name, card.head, card.num_classes, backbone_kwargs=card.kwargs, **card.head_kwargs
+        )
+        load_checkpoint(detector, path)
+        return detector.eval(), card
     if card.task != "segmentation":
         raise CheckpointError(f"{path} holds a model for {card.task}, which this version of saccade does not know.")
     model = create_segmenter(

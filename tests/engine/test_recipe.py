@@ -87,6 +87,10 @@ def test_the_list_is_complete():
     papers |= {"svit_base_upernet_ade20k", "paca_small_upernet_ade20k", "sparseformer_tiny_ade20k"}
     papers |= {f"paca_{size}_ade20k" for size in ("tiny", "small", "base")}
     papers |= {"resnet50_vt_fpn_coco_stuff", "resnet50_vt_fpn_lip"}
+    papers |= {f"paca_{size}_coco" for size in ("tiny", "small", "base")} | {"sparseformer_small_coco"}
+    papers |= {"svit_small_coco", "svit_small_coco_3x", "svit_base_coco", "svit_base_cascade_coco_3x"}
+    small |= {f"{model}_nuclei" for model in ("svit_small", "paca_tiny", "sparseformer_tiny")}
+    small |= {f"{model}_scenes" for model in ("svit_nano_mask_rcnn", "svit_nano_cascade", "sparseformer_nano")}
     assert {path.stem for path in FILES} == papers | small | {"demo", "video_sparseformer_nano_motions"}
 
 
@@ -100,6 +104,9 @@ def test_every_recipe_says_what_it_is_and_builds(path):
     assert recipe.epochs * recipe.batch_size > 0
     if recipe.task == "segmentation":
         build_segmenter(recipe)
+        return
+    if recipe.task == "detection":
+        build_detector(recipe)
         return
     regularize = recipe.regularize
     with torch.device("meta"):
@@ -127,6 +134,22 @@ def build_segmenter(recipe: Recipe) -> None:
         )
         assert model.eval()(torch.empty(1, 3, 64, 64)).shape == (1, 10, 64, 64)
     assert make_optimizer(model, recipe.optimizer, recipe.batch_size).param_groups
+
+
+def build_detector(recipe: Recipe) -> None:
+    from saccade.engine.optim import make_optimizer
+
+    model = recipe.model
+    with torch.device("meta"):
+        made = saccade.create_detector(
+            model.name,
+            model.head,
+            10,
+            backbone_kwargs=model.kwargs | {"drop_path_rate": recipe.regularize.drop_path},
+            **model.head_kwargs,
+        )
+        made.eval().dry_run(torch.empty(1, 3, 64, 64))
+    assert make_optimizer(made, recipe.optimizer, recipe.batch_size).param_groups
 
 
 # What the papers print, by the ids of their claims; rates are those at the recipe's own batch.
@@ -219,3 +242,36 @@ def test_what_is_new_in_paca_learns_ten_times_faster():
 def test_segmentation_needs_a_head():
     with pytest.raises(RecipeError, match="segmentation needs model"):
         load_recipe(None, ["task=segmentation"])
+
+
+MANY = list(range(480, 801, 32))  # shorter sides of multi-scale training
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "milestones", "sides", "drop", "crop"),
+    [
+        ("paca_tiny_coco", 12, [8, 11], MANY, 0.1, "detr"),  # PACA-60, PACA-61
+        ("paca_base_coco", 12, [8, 11], MANY, 0.1, "detr"),
+        ("svit_small_coco", 12, [8, 11], 800, 0.1, "none"),  # SVIT-47, SVIT-48
+        ("svit_small_coco_3x", 36, [27, 33], MANY, 0.1, "none"),
+        ("svit_base_coco", 12, [8, 11], 800, 0.3, "none"),
+        ("svit_base_cascade_coco_3x", 36, [27, 33], MANY, 0.3, "none"),
+    ],
+)
+def test_detection_schedules(name, epochs, milestones, sides, drop, crop):
+    """AdamW 1e-4, weight decay 0.05, batch 16, 500 updates of warm-up; longer side at most 1333."""
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / f"{name}.yaml")
+    assert (recipe.optimizer.name, recipe.optimizer.lr, recipe.optimizer.weight_decay) == ("adamw", 1e-4, 0.05)
+    assert (recipe.epochs, recipe.batch_size, recipe.schedule.milestones) == (epochs, 16, milestones)
+    assert recipe.schedule.warmup_epochs * 118_287 / 16 == pytest.approx(500, rel=0.01)
+    assert (recipe.model.head_kwargs["min_size"], recipe.model.head_kwargs["max_size"]) == (sides, 1333)
+    assert (recipe.regularize.drop_path, recipe.augment.crop) == (drop, crop)
+    assert ("cascade" in recipe.model.head) == ("cascade" in name)
+
+
+def test_the_sparse_detector_is_trained_as_detr():
+    """SF-67, SF-69."""
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "sparseformer_small_coco.yaml")
+    assert recipe.epochs == 300
+    assert (recipe.model.head_kwargs["num_tokens"], recipe.model.head_kwargs["detect_tokens"]) == (400, 100)
+    assert (recipe.optimizer.lr, recipe.optimizer.weight_decay, recipe.optimizer.clip_grad) == (1e-4, 1e-4, 0.1)

@@ -1,0 +1,75 @@
+"""Detections drawn on their picture: boxes, names, scores and masks."""
+
+import colorsys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+CROWDED = 30  # objects beyond which their names would hide the picture
+
+
+def draw_detections(
+    image: Image.Image,
+    prediction: Mapping[str, Tensor],
+    classes: Sequence[str] = (),
+    threshold: float = 0.5,
+    names: bool | None = None,
+) -> Image.Image:
+    """What a detector found, from `threshold` on; the surest on top.
+
+    A colour stands for a class or, where all are of one, for an object. `names` writes class and score beside every
+    box; by default where they leave room for the picture.
+    """
+    found = [entry for entry in describe_detections(prediction, classes) if entry["score"] >= threshold][::-1]
+    kinds = {entry["label"] for entry in found}
+    masks = prediction.get("masks")
+    canvas = np.asarray(image.convert("RGB"), dtype=np.float32).copy()
+    colours = [colour_of(entry["label"] if len(kinds) > 1 else i) for i, entry in enumerate(found)]
+    for entry, colour in zip(found, colours, strict=True):
+        if masks is not None:
+            inside = masks[entry["index"], 0].cpu().numpy() >= 0.5
+            canvas[inside] += 0.45 * (np.array(colour, np.float32) - canvas[inside])
+    drawn = Image.fromarray(canvas.astype(np.uint8))
+    pen = ImageDraw.Draw(drawn)
+    thick = max(1, round(min(image.size) / 300))
+    font = ImageFont.load_default(max(10, round(min(image.size) / 45)))
+    for entry, colour in zip(found, colours, strict=True):
+        pen.rectangle(entry["box"], outline=colour, width=thick)
+        if names if names is not None else len(found) <= CROWDED:
+            _write(pen, f"{entry['name']} {entry['score']:.2f}", entry["box"], colour, font)
+    return drawn
+
+
+def describe_detections(prediction: Mapping[str, Tensor], classes: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """For JSON: label, name, score, box x0 y0 x1 y1 in pixels and place in the prediction, the surest first."""
+    scores, labels = prediction["scores"].tolist(), prediction["labels"].tolist()
+    boxes = prediction["boxes"].tolist()
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])
+    return [
+        {
+            "label": labels[i],
+            "name": classes[labels[i] - 1] if labels[i] <= len(classes) else str(labels[i]),
+            "score": scores[i],
+            "box": boxes[i],
+            "index": i,
+        }
+        for i in order
+    ]
+
+
+def colour_of(number: int) -> tuple[int, int, int]:
+    """Far apart for neighbouring numbers: steps of the golden angle around the colour wheel."""
+    red, green, blue = colorsys.hsv_to_rgb(number * 0.618034 % 1, 0.75, 1.0)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def _write(pen: ImageDraw.ImageDraw, text: str, box: Sequence[float], colour: tuple[int, int, int], font: Any) -> None:
+    """Above the box, or inside it at the upper edge of the picture."""
+    left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
+    height = bottom - top + 2
+    x, y = box[0], box[1] - height if box[1] >= height else box[1]
+    pen.rectangle((x, y, x + right - left + 4, y + height), fill=colour)
+    pen.text((x + 2 - left, y + 1 - top), text, fill=(0, 0, 0), font=font)

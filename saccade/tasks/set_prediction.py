@@ -1,0 +1,87 @@
+"""Objects as a set, as in DETR (arXiv 2005.12872): each true object is matched with one answer, the others say none.
+
+Boxes are x0 y0 x1 y1 in units of the image. Class 0 is no object.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision.ops import generalized_box_iou, generalized_box_iou_loss
+
+from saccade._extras import require
+from saccade.layers.boxes import centre_and_size
+
+
+class SetWeights(NamedTuple):
+    """DETR's values (SF-69), for matching and for the loss alike; `no_object` weighs the class of what matches none."""
+
+    classes: float = 1.0
+    distance: float = 5.0
+    giou: float = 2.0
+    no_object: float = 0.1
+
+
+DETR = SetWeights()
+Pairs = list[tuple[Tensor, Tensor]]  # of every image: which answers, and the objects they are matched with
+
+
+@torch.no_grad()
+def match(
+    logits: Tensor, boxes: Tensor, labels: Sequence[Tensor], true: Sequence[Tensor], weights: SetWeights = DETR
+) -> Pairs:
+    """The cheapest pairs of answers and objects, one to one; logits (B, P, K + 1), boxes (B, P, 4)."""
+    assign = require("scipy.optimize", "train").linear_sum_assignment
+    probabilities = logits.softmax(-1)
+    pairs = []
+    costs = []
+    for probability, place, label, box in zip(probabilities, boxes, labels, true, strict=True):
+        box = box.to(place.dtype)
+        distance = torch.cdist(_centred(place), _centred(box), p=1)
+        cost = weights.distance * distance - weights.classes * probability[:, label]
+        costs.append(cost - weights.giou * generalized_box_iou(place, box))  # (P, n)
+    counts = [cost.shape[1] for cost in costs]
+    # One transfer from the GPU for all; an overflow of float16 must not stop the run, the scaler will skip the step.
+    table = torch.cat(costs, 1).nan_to_num(1e4, 1e4, -1e4).cpu()
+    for cost in table.split(counts, 1):
+        answers, objects = assign(cost.numpy())
+        pairs.append((torch.from_numpy(answers).to(logits.device), torch.from_numpy(objects).to(logits.device)))
+    return pairs
+
+
+def set_losses(
+    logits: Tensor, boxes: Tensor, labels: Sequence[Tensor], true: Sequence[Tensor], weights: SetWeights = DETR
+) -> dict[str, Tensor]:
+    """Cross-entropy over all answers, L1 and GIoU over the matched ones, weighted; divided by objects per process."""
+    pairs = match(logits, boxes, labels, true, weights)
+    image = torch.cat([torch.full_like(answers, i) for i, (answers, _) in enumerate(pairs)])
+    answer = torch.cat([answers for answers, _ in pairs])
+    kinds = torch.cat([label[objects] for label, (_, objects) in zip(labels, pairs, strict=True)])
+    places = torch.cat([box[objects] for box, (_, objects) in zip(true, pairs, strict=True)]).to(boxes.dtype)
+    wanted = logits.new_zeros(logits.shape[:2], dtype=torch.long)
+    wanted[image, answer] = kinds
+    balance = logits.new_ones(logits.shape[-1])
+    balance[0] = weights.no_object
+    by_class = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), balance)
+    found = boxes[image, answer]
+    objects = _objects_per_process(sum(len(label) for label in labels), logits.device)
+    return {
+        "loss_classifier": weights.classes * by_class,
+        "loss_box_reg": weights.distance * F.l1_loss(_centred(found), _centred(places), reduction="sum") / objects,
+        "loss_giou": weights.giou * generalized_box_iou_loss(found, places, reduction="sum") / objects,
+    }
+
+
+def _centred(boxes: Tensor) -> Tensor:
+    """Corners -> centre and size, in which DETR measures distance."""
+    return torch.cat(centre_and_size(boxes), -1)
+
+
+def _objects_per_process(count: int, device: torch.device) -> Tensor:
+    total = torch.tensor(float(count), device=device)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(total)
+        total = total / torch.distributed.get_world_size()
+    return total.clamp(min=1)

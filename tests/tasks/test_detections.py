@@ -1,0 +1,63 @@
+"""Detections on their picture."""
+
+import numpy as np
+import torch
+from PIL import Image
+
+from saccade.tasks.detections import colour_of, describe_detections, draw_detections
+
+PREDICTION = {
+    "boxes": torch.tensor([[10.0, 10, 40, 30], [50, 40, 90, 70], [0, 0, 5, 5]]),
+    "labels": torch.tensor([2, 1, 1]),
+    "scores": torch.tensor([0.6, 0.9, 0.2]),
+    "masks": torch.zeros(3, 1, 80, 100),
+}
+PREDICTION["masks"][0, 0, 12:20, 12:30] = 0.8
+GREY = Image.new("RGB", (100, 80), (100, 100, 100))
+
+
+def test_boxes_and_masks_are_painted_where_they_are_and_nothing_else_changes():
+    drawn = np.asarray(draw_detections(GREY, PREDICTION, ["cat", "dog"], names=False)).astype(int)
+    changed = (drawn != 100).any(-1)
+    expected = np.zeros((80, 100), bool)
+    for x0, y0, x1, y1 in ((10, 10, 40, 30), (50, 40, 90, 70)):
+        expected[[y0, y1], x0 : x1 + 1] = True
+        expected[y0 : y1 + 1, [x0, x1]] = True
+    expected[12:20, 12:30] = True
+    np.testing.assert_array_equal(changed, expected)
+    assert tuple(drawn[10, 10]) == colour_of(2)
+    assert tuple(drawn[40, 60]) == colour_of(1)
+    mixed = 100 + 0.45 * (np.array(colour_of(2)) - 100)
+    np.testing.assert_allclose(drawn[15, 15], mixed, atol=1)
+
+
+def test_the_threshold_decides_what_is_drawn():
+    assert draw_detections(GREY, PREDICTION, threshold=0.95).tobytes() == GREY.tobytes()
+    low = np.asarray(draw_detections(GREY, PREDICTION, threshold=0.1, names=False))
+    assert (low[0, 0] != 100).any()
+
+
+def test_one_class_gets_a_colour_an_object_and_names_need_room():
+    boxes = torch.tensor([[2.0 * i, 2.0 * i, 2.0 * i + 10, 2.0 * i + 10] for i in range(31)])
+    many = {"boxes": boxes, "labels": torch.ones(31).long(), "scores": torch.full((31,), 0.9)}
+    drawn = draw_detections(GREY, many, ["nucleus"])
+    assert drawn.tobytes() == draw_detections(GREY, many, ["nucleus"], names=False).tobytes()
+    assert drawn.getpixel((0, 0)) != drawn.getpixel((60, 60)) != (100, 100, 100)
+
+
+def test_a_name_stands_above_its_box():
+    with_name = np.asarray(draw_detections(GREY, PREDICTION, ["cat", "dog"]))
+    without = np.asarray(draw_detections(GREY, PREDICTION, ["cat", "dog"], names=False))
+    rows = np.flatnonzero((with_name != without).any((1, 2)))
+    assert rows.min() >= 0
+    assert set(range(30, 40)) & set(rows.tolist())  # above the lower box
+
+
+def test_the_description_is_sorted_and_named():
+    found = describe_detections(PREDICTION, ["cat", "dog"])
+    assert [(entry["name"], entry["index"]) for entry in found] == [("cat", 1), ("dog", 0), ("cat", 2)]
+    assert found[0]["box"] == [50.0, 40.0, 90.0, 70.0]
+    assert describe_detections(PREDICTION)[0]["name"] == "1"
+    nothing = {key: value[:0] for key, value in PREDICTION.items()}
+    assert describe_detections(nothing) == []
+    assert draw_detections(GREY, nothing).tobytes() == GREY.tobytes()
