@@ -172,11 +172,15 @@ def show(document: dict[str, Any], all_classes: bool) -> None:
 
     console = require("rich.console", "train").Console()
     table = require("rich.table", "train").Table(title=f"{document['model']} on {document['data']}")
-    figures = [key for key in document if key in NAMES]
-    for column in ("pictures", *(NAMES[key] if key == "loss" else f"{NAMES[key]} %" for key in figures), "unreadable"):
-        table.add_column(column, justify="right")
-    values = [document[key] for key in ("count", *figures, "bad")]
-    table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values))
+    if document["task"] == "detection":
+        fill_precision(table, document)
+    else:
+        figures = [key for key in document if key in NAMES]
+        names = [NAMES[key] if key == "loss" else f"{NAMES[key]} %" for key in figures]
+        for column in ("pictures", *names, "unreadable"):
+            table.add_column(column, justify="right")
+        values = [document[key] for key in ("count", *figures, "bad")]
+        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values))
     console.print(table)
     known = sorted((share, name) for name, share in document["per_class"].items() if share is not None)
     shown = known if all_classes else known[:10]
@@ -186,3 +190,19 @@ def show(document: dict[str, Any], all_classes: bool) -> None:
     for share, name in shown:
         weakest.add_row(name, f"{share:.1f}")
     console.print(weakest)
+    for file in document.get("results", []):
+        print(f"wrote {file}")
+
+
+def fill_precision(table: Any, document: dict[str, Any]) -> None:
+    """COCO's table: a row for boxes and one for masks; what has no objects to find stays empty."""
+    from saccade.engine.evaluate_objects import FIGURES
+
+    table.caption = f"{document['count']} pictures, {document['bad']} unreadable; % at {document['max_detections']} "
+    table.caption += "detections a picture and class"
+    for i, column in enumerate(("", *FIGURES.values())):
+        table.add_column(column, justify="right" if i else "left")
+    for kind in ("box", "mask"):
+        if f"{kind}_ap" in document:
+            figures = [document.get(f"{kind}_{name}") for name in FIGURES]
+            table.add_row(kind, *("" if value is None else f"{value:.2f}" for value in figures))

@@ -15,11 +15,16 @@ EXAMPLE = """saccade train --model svit_nano --data scenes --out runs/first
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a YAML file, or the name of one under recipes/")
     parser.add_argument("--model", metavar="NAME", help="any of saccade's or timm's models, in place of the recipe's")
-    parser.add_argument("--head", metavar="NAME", help="segment: vt_fpn, fpn, paca, upernet or sparse on --model")
+    parser.add_argument(
+        "--head",
+        metavar="NAME",
+        help="on --model. Segmentation: vt_fpn, fpn, paca, upernet, sparse; detection: mask_rcnn, cascade_mask_rcnn",
+    )
     parser.add_argument(
         "--data",
         metavar="PATH",
-        help="class folders of pictures or videos, Parquet, tar shards, Hugging Face set, CSV list, scenes or motions",
+        help="class folders of pictures or videos, Parquet, COCO JSON, tar shards, Hugging Face set, CSV list, "
+        "scenes or motions",
     )
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or start it if there is none")
     parser.add_argument("--seed", type=int, help="seed of every random number (default: the recipe's, 0)")
@@ -66,12 +71,19 @@ def resolve(args: argparse.Namespace):
     if args.model:  # options of the recipe's own model would not fit
         changes = [f"model={{name: {args.model}}}", *changes]
     if args.head:
-        changes = ["task=segmentation", *changes, f"model.head={args.head}"]
+        changes = [*task_of(args.head), *changes, f"model.head={args.head}"]
     if args.data:
         changes = [f"data.path={args.data!r}", *changes]
     if args.seed is not None:
         changes = [f"seed={args.seed}", *changes]
     return load_recipe(source, changes)
+
+
+def task_of(head: str) -> list[str]:
+    """What a head is for; of the two that are called "sparse", --set task=detection names the other."""
+    from saccade.tasks.detection import REGION_HEADS
+
+    return ["task=detection", "augment.crop=none"] if head in REGION_HEADS else ["task=segmentation"]
 
 
 def takes_clips(name: str) -> bool:

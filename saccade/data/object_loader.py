@@ -1,8 +1,13 @@
-"""Pictures with objects -> batches of both, in lists: every picture keeps its size, every count of objects is right."""
+"""Pictures with objects -> batches of both, in lists: every picture keeps its size, every count of objects is right.
+
+Masks travel from the loader's processes to the device eight pixels a byte: a batch of crowded pictures is hundreds of
+megabytes otherwise.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +21,7 @@ class ObjectBatch(NamedTuple):
     """Pictures of one step."""
 
     images: list[Tensor]  # (3, H, W) uint8
-    labels: list[Target]  # boxes, labels, masks of every picture
+    labels: list[Target]  # boxes and labels of every picture; in training also masks, packed
     indices: Tensor  # (B,) int64: which pictures of the source
     bad: list[tuple[int, str]]  # (index, reason) of pictures that could not be read
 
@@ -25,6 +30,17 @@ def with_objects(source: ObjectSource, transform: ObjectTransform, index: int) -
     """A picture and its objects."""
     image = source.read(index)
     return transform(image, source.objects(index, image.size))
+
+
+def pack_masks(masks: Tensor) -> Tensor:
+    """masks (n, H, W) of 0 and 1 -> (n, H, W / 8, rounded up) uint8."""
+    return torch.from_numpy(np.packbits(masks.numpy(), axis=-1))
+
+
+def unpack_masks(packed: Tensor, width: int) -> Tensor:
+    """What `pack_masks` was given, on whatever device."""
+    bits = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
+    return (packed.unsqueeze(-1) >> bits & 1).flatten(-2)[..., :width]
 
 
 class ObjectLoader:
@@ -49,7 +65,9 @@ class ObjectLoader:
 
 
 class ObjectEvalLoader:
-    """All pictures once, in order; process `rank` takes every `world`-th. Bad ones are left out."""
+    """All pictures once, in order; process `rank` takes every `world`-th. Bad ones are left out, masks too: the metric
+    has its own.
+    """
 
     def __init__(
         self, source: ObjectSource, batch_size: int, workers: int | None = None, rank: int = 0, world: int = 1,
@@ -58,7 +76,7 @@ class ObjectEvalLoader:
         mine = list(range(rank, len(source), world))
         self.batches = [[(i, None) for i in mine[k : k + batch_size]] for k in range(0, len(mine), batch_size)]
         pictures = _Pictures(source, StraightObjects(), with_objects)
-        self.loader = _data_loader(pictures, self.batches, _drop_bad, workers, pin)
+        self.loader = _data_loader(pictures, self.batches, _without_masks, workers, pin)
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -73,11 +91,19 @@ def _drop_bad(samples: list) -> ObjectBatch:
     return ObjectBatch(images, labels, torch.tensor(indices, dtype=torch.long), bad)
 
 
+def _without_masks(samples: list) -> ObjectBatch:
+    batch = _drop_bad(samples)
+    return batch._replace(labels=[{key: label[key] for key in ("boxes", "labels")} for label in batch.labels])
+
+
 def _fill_bad(samples: list) -> ObjectBatch:
     """For training: a bad picture's place is taken by another of its batch, so that batches keep their size."""
     batch = _drop_bad(samples)
     if not batch.images:
         raise DataError(f"all {len(batch.bad)} pictures of a batch are unreadable, the first: {batch.bad[0][1]}")
+    for label in batch.labels:
+        if "masks" in label:
+            label["masks"] = pack_masks(label["masks"])
     places = [i % len(batch.images) for i in range(len(samples))]
     images, labels = [batch.images[i] for i in places], [batch.labels[i] for i in places]
     return ObjectBatch(images, labels, batch.indices[places], batch.bad)

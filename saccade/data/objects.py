@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from saccade._extras import require
-from saccade.data.scenes import Scenes
+from saccade.data.scenes import Frame, Scenes
 from saccade.data.source import DataError
 
 
@@ -59,6 +59,13 @@ class SceneObjects(Scenes):
         super().__init__(count, size, split, seed)
         self.category_ids = list(range(1, len(self.classes) + 1))
         self.image_ids = np.arange(1, count + 1)
+        self._last: tuple[int, Frame] | None = None
+
+    def frame(self, index: int) -> Frame:
+        """Picture and objects are asked for one after the other, and drawn once."""
+        if self._last is None or self._last[0] != index:
+            self._last = index, super().frame(index)
+        return self._last[1]
 
     def objects(self, index: int, size: tuple[int, int] | None = None) -> Objects:
         frame = self.frame(index)

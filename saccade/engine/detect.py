@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from saccade._extras import require
 from saccade.data.image import BadImage
 from saccade.data.loader import seed_all
-from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader, ObjectLoader
+from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, unpack_masks
 from saccade.data.object_transforms import AugmentObjects
 from saccade.data.open_objects import open_objects
 from saccade.data.source import DataError
@@ -44,6 +45,8 @@ class Detect(Training):
     def assemble(cls, recipe: Recipe) -> Assembly:
         seed_all(recipe.seed)
         wanted, data = recipe.model, recipe.data
+        for module in ("pycocotools.cocoeval", *(("scipy.optimize",) if wanted.head == "sparse" else ())):
+            require(module, "train")  # now, not when the first validation or matching comes
         sources = open_object_sources(data, recipe.seed)
         kwargs, options = dict(wanted.kwargs), dict(wanted.head_kwargs)
         if recipe.regularize.drop_path:
@@ -92,7 +95,11 @@ class Detect(Training):
 
     def prepare(self, batch: ObjectBatch) -> tuple[list[Tensor], Any]:
         """uint8 pictures -> pictures from 0 to 1; the detector resizes and normalises them itself."""
-        return [image.float() / 255 for image in batch.images], batch.labels
+        targets = []
+        for image, target in zip(batch.images, batch.labels, strict=True):
+            masks = {"masks": unpack_masks(target["masks"], image.shape[-1])} if "masks" in target else {}
+            targets.append(target | masks)
+        return [image.float() / 255 for image in batch.images], targets
 
     def learn(self, images: list[Tensor], targets: Any) -> tuple[Tensor]:
         losses = self.model(images, targets)

@@ -18,7 +18,8 @@ from saccade.models._card import Card
 from saccade.tasks.coco import CocoMetric
 from saccade.tasks.open import open_task_model
 
-FIGURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large", "ar")
+FIGURES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # of boxes and of masks, and their headings
+FIGURES |= {"ap_small": "AP small", "ap_medium": "AP medium", "ap_large": "AP large", "ar": "AR"}
 SURE = 0.5  # score from which on a detection counts for the look at single pictures
 
 
@@ -75,7 +76,8 @@ def evaluate_detector(
         indices.append(batch.indices)
     if not indices:
         raise ValueError("no picture could be evaluated.")
-    figures = {name: 100 * value for name, value in metric.compute().items()}
+    figures = {"box_ap": 0.0}  # also where there is nothing to find
+    figures |= {name: 100 * value for name, value in metric.compute().items()}
     per_class = [None if share is None else 100 * share for share in metric.per_class["box"]]
     return ObjectEvaluation(figures, per_class, torch.cat(indices), torch.tensor(hits), unreadable, metric)
 

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from saccade.explain.figure import Figure
+from saccade.explain.found import found_figure
 from saccade.explain.gallery import gallery, order
 from saccade.explain.images import View
 from saccade.explain.importance import Score, by_gradient, by_occlusion, class_logits, class_score
@@ -141,6 +142,8 @@ class _Work:
         last = seen.steps[-1]
         ranked = order(importance[last.index], last.count)
         figures = [mosaic(seen, name)]
+        if self.subject.detector is not None:
+            figures.insert(0, found_figure(self.subject.detector, self.view, self.subject.labels or (), name))
         supers = [step for step in seen.main if isinstance(step.trace, AssociationTrace)]
         if supers:
             figures.append(super_token_figure(seen, supers, self.anchor, name))

@@ -31,6 +31,7 @@ class Subject(NamedTuple):
     std: tuple[float, ...]
     frames: int = 0  # of a clip; 0 where pictures are expected
     stride: int = 1  # of a clip: frames of the video from one to the next
+    detector: nn.Module | None = None  # that `model` is the backbone of
 
     def label(self, number: int) -> str:
         return self.labels[number] if self.labels and number < len(self.labels) else f"class {number}"
@@ -46,7 +47,7 @@ def load_subject(
     """`model` is a module, a name of the registry, or a checkpoint (saccade's or the authors').
 
     A name gets its pretrained weights if there are any, else fresh ones from `seed`. `options` are keywords of the
-    model, for ablations. Of a detector, its backbone is shown: that is where the tokens are.
+    model, for ablations. Of a detector, its backbone is shown, for that is where the tokens are, and what it finds.
     """
     options = dict(options or {})
     weights, trained, card = "as given", True, None
@@ -59,10 +60,11 @@ def load_subject(
     else:
         name = str(model)
         model, weights, trained = _by_name(name, seed, options)
-    model = model.trunk if isinstance(model, DETECTORS) else model
-    reporters(model)  # its error says what can be explained
+    detector = model if isinstance(model, DETECTORS) else None
     if device is not None:
         model = model.to(device)
+    model = model if detector is None else detector.trunk
+    reporters(model)  # its error says what can be explained
     expects = card.preprocess if card else preprocess_of(model)
     mean, std, channels = expects.mean, expects.std, getattr(model, "in_chans", 3)
     if channels == 1:
@@ -70,7 +72,8 @@ def load_subject(
     elif channels != 3:
         raise ValueError(f"{name} takes {channels} channels; pictures have 3 (or 1 with in_chans=1).")
     labels = labels or (card.classes if card else None) or class_names(model)
-    return Subject(model, name, weights, trained, labels, expects.size, mean, std, expects.frames, expects.stride)
+    clip = expects.frames, expects.stride
+    return Subject(model, name, weights, trained, labels, expects.size, mean, std, *clip, detector)
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -116,6 +119,8 @@ def _from_file(path: Path, options: dict[str, Any]) -> tuple[nn.Module, Card]:
     state_dict = read_state_dict(file)  # names a missing or damaged file
     card = read_task_card(file)
     if card.task in ("segmentation", "detection"):
+        if options:
+            raise ValueError(f"{path} is a model for {card.task} and opens as it is, without {', '.join(options)}.")
         return open_task_model(file)
     model = create_model(card.name, **({"num_classes": card.num_classes} | card.kwargs | options))
     load_checkpoint(model, state_dict)

@@ -175,7 +175,7 @@ def region_stage(
 
 def proposal_network(
     width: int,
-    anchor_sizes: Sequence[int] = (32, 64, 128, 256, 512),
+    anchor_sizes: Sequence[int | Sequence[int]] = (32, 64, 128, 256, 512),
     aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
     rpn_pre_nms_top_n_train: int = 2000,
     rpn_post_nms_top_n_train: int = 1000,
@@ -188,15 +188,20 @@ def proposal_network(
     rpn_positive_fraction: float = 0.5,
     rpn_score_thresh: float = 0.0,
 ) -> RegionProposalNetwork:
-    """Proposals from anchors of one size a level, strides 4 to 64; names as in torchvision, values as in the papers."""
-    if len(anchor_sizes) != len(LEVELS) + 1:
+    """Proposals from anchors of one size a level, or as many of each; strides 4 to 64.
+
+    Names as in torchvision, values as in the papers.
+    """
+    sizes = [(size,) if isinstance(size, int) else tuple(size) for size in anchor_sizes]
+    if len(sizes) != len(LEVELS) + 1 or len({len(level) for level in sizes}) != 1:
         raise ValueError(
-            f"the pyramid has {len(LEVELS) + 1} levels, each with anchors of one size; got {anchor_sizes}."
+            f"the pyramid has {len(LEVELS) + 1} levels, each with anchors of one size or as many as the others; "
+            f"got {anchor_sizes}."
         )
-    anchors = Anchors(tuple((size,) for size in anchor_sizes), (tuple(aspect_ratios),) * len(anchor_sizes))
+    anchors = Anchors(tuple(sizes), (tuple(aspect_ratios),) * len(sizes))
     return RegionProposalNetwork(
         anchors,
-        ProposalHead(width, len(aspect_ratios)),
+        ProposalHead(width, len(sizes[0]) * len(aspect_ratios)),
         rpn_fg_iou_thresh,
         rpn_bg_iou_thresh,
         rpn_batch_size_per_image,

@@ -52,10 +52,14 @@ def match(
 
 
 def set_losses(
-    logits: Tensor, boxes: Tensor, labels: Sequence[Tensor], true: Sequence[Tensor], weights: SetWeights = DETR
+    logits: Tensor,
+    boxes: Tensor,
+    labels: Sequence[Tensor],
+    true: Sequence[Tensor],
+    pairs: Pairs,
+    weights: SetWeights = DETR,
 ) -> dict[str, Tensor]:
     """Cross-entropy over all answers, L1 and GIoU over the matched ones, weighted; divided by objects per process."""
-    pairs = match(logits, boxes, labels, true, weights)
     image = torch.cat([torch.full_like(answers, i) for i, (answers, _) in enumerate(pairs)])
     answer = torch.cat([answers for answers, _ in pairs])
     kinds = torch.cat([label[objects] for label, (_, objects) in zip(labels, pairs, strict=True)])

@@ -11,7 +11,7 @@ from torchvision.ops import clip_boxes_to_image, remove_small_boxes
 from saccade.heads.sparse_detector import SparseBoxHead
 from saccade.heads.targets import Target, check_targets
 from saccade.layers.boxes import from_centre
-from saccade.tasks.set_prediction import DETR, SetWeights, set_losses
+from saccade.tasks.set_prediction import DETR, SetWeights, match, set_losses
 
 
 class SparseDetector(nn.Module):
@@ -19,7 +19,7 @@ class SparseDetector(nn.Module):
 
     Training: (list of images (3, H, W) in [0, 1], list of targets) -> dict of losses. Evaluation: list of images ->
     list of dicts with boxes (n, 4), labels (n,) and scores (n,). `auxiliary` also teaches the tokens behind the
-    earlier blocks of the cortex transformer, whose regions are already the last ones.
+    earlier blocks of the cortex transformer, whose regions are already the last ones, for the same objects.
     """
 
     def __init__(
@@ -67,11 +67,13 @@ class SparseDetector(nn.Module):
         true = []
         for target, (height, width) in zip(targets, batch.image_sizes, strict=True):
             true.append(target["boxes"].float() / target["boxes"].new_tensor([width, height, width, height]))
-        losses = set_losses(*self.head(tokens, regions), labels, true, self.weights)
+        logits, boxes = self.head(tokens, regions)
+        pairs = match(logits, boxes, labels, true, self.weights)
+        losses = set_losses(logits, boxes, labels, true, pairs, self.weights)
         if self.auxiliary:
             earlier = passes[-len(self.backbone.cortex.blocks) : -1]
             for i, seen in enumerate(earlier):
-                also = set_losses(*self.head(seen, regions), labels, true, self.weights)
+                also = set_losses(*self.head(seen, regions), labels, true, pairs, self.weights)
                 losses |= {f"{name}_{i}": value for name, value in also.items()}
         return losses
 

@@ -9,9 +9,9 @@ from PIL import Image
 from torchvision import tv_tensors
 
 from saccade.data.loader import Order, seed_all
-from saccade.data.object_loader import ObjectEvalLoader, ObjectLoader
+from saccade.data.object_loader import ObjectEvalLoader, ObjectLoader, pack_masks, unpack_masks
 from saccade.data.object_transforms import AugmentObjects, StraightObjects, settle, tight_boxes
-from saccade.data.objects import Objects, SceneObjects
+from saccade.data.objects import Objects, SceneObjects, learnable
 from saccade.data.open_objects import open_objects
 from saccade.data.source import DataError
 from tests.data.coco_files import write
@@ -145,6 +145,26 @@ def test_batches_are_the_same_with_and_without_processes():
             assert torch.equal(a, b)
         for a, b in zip(one.labels, other.labels, strict=True):
             assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 30])
+@pytest.mark.parametrize("count", [0, 1, 100])
+def test_masks_travel_eight_pixels_a_byte(count, width):
+    masks = torch.randint(2, (count, 5, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(width))
+    packed = pack_masks(masks)
+    assert packed.shape == (count, 5, -(-width // 8))
+    assert torch.equal(unpack_masks(packed, width), masks)
+
+
+def test_training_batches_carry_the_masks_of_their_pictures_and_evaluation_needs_none():
+    scenes = SceneObjects(4, 36)
+    (batch,) = ObjectLoader(scenes, StraightObjects(), Order(4, 4), workers=0).epoch(0)
+    for target, index in zip(batch.labels, batch.indices.tolist(), strict=True):
+        true = learnable(scenes.objects(index), (36, 36))
+        assert torch.equal(unpack_masks(target["masks"], 36), torch.from_numpy(true.masks))
+        assert torch.equal(target["boxes"], torch.from_numpy(true.boxes))
+    for batch in ObjectEvalLoader(scenes, 2, 0):
+        assert [set(target) for target in batch.labels] == [{"boxes", "labels"}] * 2
 
 
 def test_a_bad_picture_is_replaced_in_training_and_left_out_in_evaluation(tmp_path):

@@ -1,6 +1,7 @@
-"""Detection in the loop and on the command line: a small run from recipe to result files."""
+"""Detection in the loop: a small run from recipe to result files."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -9,10 +10,10 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import saccade
-from saccade.cli import main
+from saccade.data.object_loader import ObjectEvalLoader
 from saccade.data.objects import SceneObjects
 from saccade.data.source import DataError
-from saccade.engine.evaluate_objects import evaluate_detector_checkpoint, share_found
+from saccade.engine.evaluate_objects import evaluate_detector, evaluate_detector_checkpoint, share_found
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe
 from saccade.engine.train import assemble, train
 from saccade.tasks.open import open_task_model
@@ -79,39 +80,6 @@ def test_a_file_opens_as_the_detector_it_was(run):
     with torch.no_grad():
         for mine, theirs in zip(model(images), run.model.cpu().eval()(images), strict=True):
             assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-
-
-def test_the_commands_evaluate_and_predict(run, tmp_path, capsys):
-    common = ["--device", "cpu", "--json", "--out", str(tmp_path)]
-    command = ["eval", str(run.out / "last.safetensors"), "--data", "scenes", "--split", "val", "--workers", "0"]
-    assert main([*command, "--set", "scenes=16", *common]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["box_ap"] == pytest.approx(run.result["final"]["box_ap"], abs=1e-3)
-    assert found["count"] == 10
-    assert len(found["per_class"]) == 10
-    for kind in ("bbox", "segm"):
-        ours, before = (json.loads((folder / f"detections.{kind}.json").read_text()) for folder in (tmp_path, run.out))
-        assert len(ours) == len(before)
-        np.testing.assert_allclose([e["score"] for e in ours], [e["score"] for e in before], atol=1e-6)
-
-    SceneObjects(1, 64).read(0).save(tmp_path / "scene.png")
-    assert main(["predict", str(run.out), str(tmp_path / "scene.png"), "--threshold", "0.01", *common]) == 0
-    (answer,) = json.loads(capsys.readouterr().out)["predictions"]
-    assert answer["size"] == [64, 64]
-    assert (tmp_path / answer["overlay"]).is_file()
-    assert all(entry["score"] >= 0.01 for entry in answer["objects"])
-    if answer["objects"]:
-        assert answer["objects"][0]["segmentation"]["size"] == [64, 64]
-    assert main(["predict", str(run.out), str(tmp_path / "scene.png"), "--threshold", "1", "--device", "cpu"]) == 0
-    assert "nothing" in capsys.readouterr().out
-
-
-def test_a_runs_detector_is_explained(run, tmp_path, capsys):
-    SceneObjects(1, 64).read(0).save(tmp_path / "scene.png")
-    command = ["explain", str(tmp_path / "scene.png"), "--model", str(run.out), "--importance", "none"]
-    assert main([*command, "--out", str(tmp_path / "page"), "--device", "cpu", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["images"][0]["steps"][0]["name"] == "stages.0.blocks.0"
-    assert (tmp_path / "page" / "report.html").is_file()
 
 
 def test_a_detector_starts_another_with_other_classes(run):
@@ -184,6 +152,25 @@ def test_a_detector_is_measured_on_a_set_of_its_own_classes_only(run, tmp_path):
     path = write(tmp_path)
     with pytest.raises(DataError, match="categories the training set has not"):
         evaluate_detector_checkpoint(run.out, path)
+
+
+@pytest.mark.parametrize(("head", "lacking"), [("mask_rcnn", "pycocotools"), ("sparse", "scipy")])
+def test_what_is_not_installed_is_told_before_the_first_update(monkeypatch, head, lacking):
+    for name in [name for name in sys.modules if name.partition(".")[0] == lacking] + [lacking]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=rf"this needs {lacking}: pip install 'saccade\[train\]'"):
+        assemble(recipe(f"model.head={head}"))
+
+
+def test_a_set_without_objects_is_worth_nothing_and_no_exception():
+    class Empty(SceneObjects):
+        def objects(self, index, size=None):
+            return super().objects(index).take(np.array([], int))
+
+    source, model = Empty(2, 48, "val"), assemble(recipe()).model
+    found = evaluate_detector(model, ObjectEvalLoader(source, 2, 0), source, masks=True)
+    assert found.figures == {"box_ap": 0.0}
+    assert found.per_class == [None] * 10
 
 
 def test_a_recipe_for_detection_needs_a_head():

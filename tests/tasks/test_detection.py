@@ -92,6 +92,21 @@ def test_several_shorter_sides_are_drawn_in_training_and_the_last_is_kept_for_ev
     assert (MULTI_SCALE[0], MULTI_SCALE[-1]) == (480, 800)
 
 
+def test_a_level_may_have_anchors_of_several_sizes():
+    sizes = [[8, 16], [24, 32], [48, 64], [96, 128], [192, 256]]
+    model = saccade.create_detector("svit_nano", "mask_rcnn", 3, min_size=64, max_size=64, width=16, anchor_sizes=sizes)
+    anchors = []
+    model.rpn.anchor_generator.register_forward_hook(lambda _, __, out: anchors.append(out[0]))
+    with torch.no_grad():
+        model.eval()(pictures(SIZE))
+    cells = [16 * 16, 8 * 8, 4 * 4, 2 * 2, 1]
+    assert len(anchors[0]) == 6 * sum(cells)
+    per_level = anchors[0].split([6 * count for count in cells])
+    for level, wanted in zip(per_level, sizes, strict=True):
+        sides = ((level[:6, 2:] - level[:6, :2]).prod(1)).sqrt()  # of the first cell; corners are rounded
+        torch.testing.assert_close(sides.view(3, 2).mean(0), torch.tensor(wanted).float(), rtol=0.15, atol=0)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -100,6 +115,7 @@ def test_several_shorter_sides_are_drawn_in_training_and_the_last_is_kept_for_ev
         (dict(box_nms_tresh=0.5), TypeError, "Did you mean box_nms_thresh"),
         (dict(norm="layer"), ValueError, "norm must be one of"),
         (dict(anchor_sizes=(8, 16)), ValueError, "5 levels"),
+        (dict(anchor_sizes=((8, 16), 32, 64, 128, 256)), ValueError, "as many as the others"),
         (dict(head="sparse"), ValueError, "use a sparseformer"),
         (dict(backbone="svit_nan"), ValueError, "Did you mean"),
     ],

@@ -68,7 +68,7 @@ def test_the_matching_is_the_cheapest_of_all(seed, objects):
 
 def test_the_losses_are_detrs():
     logits, boxes, labels, true = random_set(5, [2, 0, 3])
-    found = set_losses(logits, boxes, labels, true)
+    found = set_losses(logits, boxes, labels, true, match(logits, boxes, labels, true))
     pairs = match(logits, boxes, labels, true)
     by_box = by_giou = by_class = weight = 0.0
     for i, (answers, objects) in enumerate(pairs):
@@ -91,14 +91,14 @@ def test_right_answers_cost_nothing_but_doubt():
     _, _, labels, true = random_set(3, [3])
     logits = torch.full((1, 3, 4), -30.0)
     logits[0, torch.arange(3), labels[0]] = 30.0
-    losses = set_losses(logits, true[0][None], labels, true)
+    losses = set_losses(logits, true[0][None], labels, true, match(logits, true[0][None], labels, true))
     assert all(float(loss) < 1e-5 for loss in losses.values())
 
 
 def test_no_object_anywhere_teaches_to_say_so():
     logits, boxes, labels, true = random_set(4, [0, 0])
     logits.requires_grad_()
-    losses = set_losses(logits, boxes, labels, true)
+    losses = set_losses(logits, boxes, labels, true, match(logits, boxes, labels, true))
     assert losses["loss_box_reg"] == losses["loss_giou"] == 0
     losses["loss_classifier"].backward()
     assert (logits.grad[..., 0] < 0).all()  # class 0 is to grow
@@ -109,7 +109,8 @@ def test_more_objects_than_answers_leave_some_unmatched():
     ((answers, objects),) = match(logits, boxes, labels, true)
     assert sorted(answers.tolist()) == [0, 1, 2]
     assert len(set(objects.tolist())) == 3
-    assert all(loss.isfinite() for loss in set_losses(logits, boxes, labels, true).values())
+    losses = set_losses(logits, boxes, labels, true, match(logits, boxes, labels, true))
+    assert all(loss.isfinite() for loss in losses.values())
 
 
 def test_an_overflow_does_not_stop_the_run():

@@ -1,0 +1,129 @@
+"""Detection from the command line: train, eval, predict, explain, as a person uses them."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools import mask as coco_mask
+
+from saccade.data.objects import SceneObjects
+from tests.engine.test_detect import REGIONS, SMALL, TINY
+from tests.walk.test_cli import run
+
+EVAL = ["--data", "scenes", "--split", "val", "--set", "scenes=16", "--workers", "0", "--device", "cpu"]
+
+
+def train(out, name: str, head: str, *changes: str):
+    """A run of one epoch, by the command."""
+    from saccade.cli import main
+
+    words = [word for change in (*SMALL[2:], "epochs=1", "data.scenes=8", *changes) for word in ("--set", change)]
+    assert (
+        main(["train", "--model", name, "--head", head, *words, "--out", str(out), "--quiet", "--device", "cpu"]) == 0
+    )
+    return out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("walk") / "regions", "svit_nano", "mask_rcnn", TINY, REGIONS)
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory):
+    options = "model.head_kwargs={num_tokens: 16, detect_tokens: 9, min_size: 48, max_size: 96}"
+    out = tmp_path_factory.mktemp("walk") / "sparse"
+    return train(out, "sparseformer_nano", "sparse", "task=detection", options)
+
+
+@pytest.fixture
+def picture(tmp_path):
+    SceneObjects(1, 64).read(0).resize((80, 60)).save(tmp_path / "scene.png")
+    return tmp_path / "scene.png"
+
+
+def test_train_leaves_weights_result_files_and_a_page(folder):
+    assert {"last.safetensors", "result.json", "report.html", "metrics.csv"} <= {file.name for file in folder.iterdir()}
+    final = json.loads((folder / "result.json").read_text())["final"]
+    assert {"box_ap", "box_ap50", "mask_ap"} <= final.keys()
+
+
+def test_eval_prints_cocos_table_for_boxes_and_masks(capsys, folder, sparse):
+    code, out, _ = run(capsys, "eval", str(folder), *EVAL)
+    assert code == 0
+    for word in ("AP50", "AP75", "AP small", "AR", "box", "mask", "100 detections", "weakest classes"):
+        assert word in out
+    code, out, _ = run(capsys, "eval", str(sparse), *EVAL, "--max-detections", "7")
+    assert code == 0
+    assert "mask" not in out
+    assert "7 detections" in out
+
+
+def test_eval_writes_cocos_result_files(capsys, folder, tmp_path):
+    code, out, _ = run(capsys, "eval", str(folder), *EVAL, "--out", str(tmp_path), "--json")
+    assert code == 0
+    document = json.loads(out)
+    assert document["task"] == "detection"
+    assert document["count"] == 10
+    assert list(document["per_class"])[:2] == ["disc", "square"]
+    assert 0 <= document["box_ap"] <= document["box_ap50"] <= 100
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == document
+    boxes, masks = (json.loads((tmp_path / f"detections.{kind}.json").read_text()) for kind in ("bbox", "segm"))
+    assert document["results"] == [str(tmp_path / f"detections.{kind}.json") for kind in ("bbox", "segm")]
+    assert len(boxes) == len(masks) > 0
+    assert {entry["image_id"] for entry in boxes} <= set(range(1, 11))
+    assert boxes[0].keys() == {"image_id", "category_id", "score", "bbox"}
+    assert masks[0].keys() == {"image_id", "category_id", "score", "segmentation"}
+    assert masks[0]["segmentation"]["size"] == [48, 48]
+
+
+def test_predict_draws_objects_and_writes_them_down(capsys, folder, picture, tmp_path):
+    out = tmp_path / "out"
+    common = ("--device", "cpu", "--out", str(out))
+    code, text, err = run(capsys, "predict", str(folder), str(picture), "--threshold", "0.01", *common)
+    assert (code, err) == (0, "")
+    assert "scene_objects.png" in text
+    (entry,) = json.loads((out / "predictions.json").read_text())["predictions"]
+    drawn = Image.open(out / entry["overlay"])
+    assert drawn.size == tuple(entry["size"]) == (80, 60)
+    assert not np.array_equal(np.asarray(drawn), np.asarray(Image.open(picture).convert("RGB")))
+    scores = [one["score"] for one in entry["objects"]]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[-1] >= 0.01
+    for one in entry["objects"]:
+        x0, y0, x1, y1 = one["box"]
+        assert 0 <= x0 < x1 <= 80
+        assert 0 <= y0 < y1 <= 60
+        assert one["name"] == SceneObjects.classes[one["label"] - 1]
+        assert coco_mask.decode(one["segmentation"]).shape == (60, 80)
+    code, text, _ = run(capsys, "predict", str(folder), str(picture), "--threshold", "1", "--device", "cpu")
+    assert code == 0
+    assert "nothing" in text
+
+
+def test_predict_without_masks(capsys, sparse, picture):
+    code, out, _ = run(capsys, "predict", str(sparse), str(picture), "--threshold", "0", "--device", "cpu", "--json")
+    assert code == 0
+    (entry,) = json.loads(out)["predictions"]
+    assert 0 < len(entry["objects"]) <= 9
+    assert "segmentation" not in entry["objects"][0]
+
+
+@pytest.mark.parametrize(("detector", "steps"), [("folder", "stages.0.blocks.0"), ("sparse", "focus.blocks.0")])
+def test_explain_shows_tokens_and_what_was_found(capsys, request, picture, tmp_path, detector, steps):
+    model = str(request.getfixturevalue(detector))
+    out = str(tmp_path / "page")
+    code, text, _ = run(capsys, "explain", str(picture), "--model", model, "--out", out, "--device", "cpu", "--json")
+    assert code == 0
+    (entry,) = json.loads(text)["images"]
+    assert entry["steps"][0]["name"] == steps
+    assert {"found", "mosaic"} <= set(entry["figures"])
+    assert (tmp_path / "page" / "scene" / "found.png").is_file()
+    assert "What the detector finds" in (tmp_path / "page" / "report.html").read_text()
+
+
+def test_explain_refuses_to_change_a_detector(capsys, folder, picture):
+    code, _, err = run(capsys, "explain", str(picture), "--model", str(folder), "--set", "drop_path_rate=0.1")
+    assert code == 1
+    assert "opens as it is" in err
