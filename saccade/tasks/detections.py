@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-CROWDED = 30  # objects beyond which their names would hide the picture
+ROOM = 0.15  # share of the picture that names may hide
 
 
 def draw_detections(
@@ -36,10 +36,13 @@ def draw_detections(
     pen = ImageDraw.Draw(drawn)
     thick = max(1, round(min(image.size) / 300))
     font = ImageFont.load_default(max(10, round(min(image.size) / 45)))
-    for entry, colour in zip(found, colours, strict=True):
+    texts = [f"{entry['name']} {entry['score']:.2f}" for entry in found]
+    if names is None:
+        names = len(found) == 1 or sum(_area(pen, text, font) for text in texts) <= ROOM * image.width * image.height
+    for entry, colour, text in zip(found, colours, texts, strict=True):
         pen.rectangle(entry["box"], outline=colour, width=thick)
-        if names if names is not None else len(found) <= CROWDED:
-            _write(pen, f"{entry['name']} {entry['score']:.2f}", entry["box"], colour, font)
+        if names:
+            _write(pen, text, entry["box"], colour, font)
     return drawn
 
 
@@ -64,6 +67,11 @@ def colour_of(number: int) -> tuple[int, int, int]:
     """Far apart for neighbouring numbers: steps of the golden angle around the colour wheel."""
     red, green, blue = colorsys.hsv_to_rgb(number * 0.618034 % 1, 0.75, 1.0)
     return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def _area(pen: ImageDraw.ImageDraw, text: str, font: Any) -> float:
+    left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
+    return (right - left + 4) * (bottom - top + 2)
 
 
 def _write(pen: ImageDraw.ImageDraw, text: str, box: Sequence[float], colour: tuple[int, int, int], font: Any) -> None:

@@ -38,15 +38,19 @@ def test_the_threshold_decides_what_is_drawn():
 
 
 def test_one_class_gets_a_colour_an_object_and_names_need_room():
+    """Thirty-one names hide a small picture, but not a large one."""
     boxes = torch.tensor([[2.0 * i, 2.0 * i, 2.0 * i + 10, 2.0 * i + 10] for i in range(31)])
     many = {"boxes": boxes, "labels": torch.ones(31).long(), "scores": torch.full((31,), 0.9)}
     drawn = draw_detections(GREY, many, ["nucleus"])
     assert drawn.tobytes() == draw_detections(GREY, many, ["nucleus"], names=False).tobytes()
     assert drawn.getpixel((0, 0)) != drawn.getpixel((60, 60)) != (100, 100, 100)
+    large = GREY.resize((1000, 800))
+    drawn = draw_detections(large, many, ["nucleus"])
+    assert drawn.tobytes() != draw_detections(large, many, ["nucleus"], names=False).tobytes()
 
 
 def test_a_name_stands_above_its_box():
-    with_name = np.asarray(draw_detections(GREY, PREDICTION, ["cat", "dog"]))
+    with_name = np.asarray(draw_detections(GREY, PREDICTION, ["cat", "dog"], names=True))
     without = np.asarray(draw_detections(GREY, PREDICTION, ["cat", "dog"], names=False))
     rows = np.flatnonzero((with_name != without).any((1, 2)))
     assert rows.min() >= 0
