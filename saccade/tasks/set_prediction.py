@@ -24,6 +24,16 @@ class SetWeights(NamedTuple):
     no_object: float = 0.1
 
 
+class Matched(NamedTuple):
+    """All pairs of a batch: answer `answer` of image `image` is to say `labels` and `boxes`."""
+
+    image: Tensor  # (n,)
+    answer: Tensor  # (n,)
+    labels: Tensor  # (n,)
+    boxes: Tensor  # (n, 4)
+    objects: Tensor  # (): objects per process, matched or not, that losses are divided by
+
+
 DETR = SetWeights()
 Pairs = list[tuple[Tensor, Tensor]]  # of every image: which answers, and the objects they are matched with
 
@@ -35,8 +45,7 @@ def match(
     """The cheapest pairs of answers and objects, one to one; logits (B, P, K + 1), boxes (B, P, 4)."""
     assign = require("scipy.optimize", "train").linear_sum_assignment
     probabilities = logits.softmax(-1)
-    pairs = []
-    costs = []
+    costs, pairs = [], []
     for probability, place, label, box in zip(probabilities, boxes, labels, true, strict=True):
         box = box.to(place.dtype)
         distance = torch.cdist(_centred(place), _centred(box), p=1)
@@ -51,26 +60,25 @@ def match(
     return pairs
 
 
-def set_losses(
-    logits: Tensor,
-    boxes: Tensor,
-    labels: Sequence[Tensor],
-    true: Sequence[Tensor],
-    pairs: Pairs,
-    weights: SetWeights = DETR,
-) -> dict[str, Tensor]:
+def join(pairs: Pairs, labels: Sequence[Tensor], true: Sequence[Tensor]) -> Matched:
+    """What every matched answer is to say."""
+    return Matched(
+        image=torch.cat([torch.full_like(answers, i) for i, (answers, _) in enumerate(pairs)]),
+        answer=torch.cat([answers for answers, _ in pairs]),
+        labels=torch.cat([label[objects] for label, (_, objects) in zip(labels, pairs, strict=True)]),
+        boxes=torch.cat([box[objects] for box, (_, objects) in zip(true, pairs, strict=True)]),
+        objects=_objects_per_process(sum(len(label) for label in labels), labels[0].device),
+    )
+
+
+def set_losses(logits: Tensor, boxes: Tensor, matched: Matched, weights: SetWeights = DETR) -> dict[str, Tensor]:
     """Cross-entropy over all answers, L1 and GIoU over the matched ones, weighted; divided by objects per process."""
-    image = torch.cat([torch.full_like(answers, i) for i, (answers, _) in enumerate(pairs)])
-    answer = torch.cat([answers for answers, _ in pairs])
-    kinds = torch.cat([label[objects] for label, (_, objects) in zip(labels, pairs, strict=True)])
-    places = torch.cat([box[objects] for box, (_, objects) in zip(true, pairs, strict=True)]).to(boxes.dtype)
     wanted = logits.new_zeros(logits.shape[:2], dtype=torch.long)
-    wanted[image, answer] = kinds
+    wanted[matched.image, matched.answer] = matched.labels
     balance = logits.new_ones(logits.shape[-1])
     balance[0] = weights.no_object
     by_class = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), balance)
-    found = boxes[image, answer]
-    objects = _objects_per_process(sum(len(label) for label in labels), logits.device)
+    found, places, objects = boxes[matched.image, matched.answer], matched.boxes.to(boxes.dtype), matched.objects
     return {
         "loss_classifier": weights.classes * by_class,
         "loss_box_reg": weights.distance * F.l1_loss(_centred(found), _centred(places), reduction="sum") / objects,

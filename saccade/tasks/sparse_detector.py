@@ -11,7 +11,7 @@ from torchvision.ops import clip_boxes_to_image, remove_small_boxes
 from saccade.heads.sparse_detector import SparseBoxHead
 from saccade.heads.targets import Target, check_targets
 from saccade.layers.boxes import from_centre
-from saccade.tasks.set_prediction import DETR, SetWeights, match, set_losses
+from saccade.tasks.set_prediction import DETR, SetWeights, join, match, set_losses
 
 
 class SparseDetector(nn.Module):
@@ -68,12 +68,12 @@ class SparseDetector(nn.Module):
         for target, (height, width) in zip(targets, batch.image_sizes, strict=True):
             true.append(target["boxes"].float() / target["boxes"].new_tensor([width, height, width, height]))
         logits, boxes = self.head(tokens, regions)
-        pairs = match(logits, boxes, labels, true, self.weights)
-        losses = set_losses(logits, boxes, labels, true, pairs, self.weights)
+        matched = join(match(logits, boxes, labels, true, self.weights), labels, true)
+        losses = set_losses(logits, boxes, matched, self.weights)
         if self.auxiliary:
             earlier = passes[-len(self.backbone.cortex.blocks) : -1]
             for i, seen in enumerate(earlier):
-                also = set_losses(*self.head(seen, regions), labels, true, pairs, self.weights)
+                also = set_losses(*self.head(seen, regions), matched, self.weights)
                 losses |= {f"{name}_{i}": value for name, value in also.items()}
         return losses
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from saccade.tasks.set_prediction import DETR, SetWeights, match, set_losses
+from saccade.tasks.set_prediction import DETR, SetWeights, join, match, set_losses
 
 
 def random_set(answers: int, objects: list[int], classes: int = 3, seed: int = 0):
@@ -48,6 +48,10 @@ def pair_cost(logits, box, label, true) -> float:
     return 5 * distance(box, true) - 2 * giou(box, true) - float(logits.softmax(0)[label])
 
 
+def losses_of(logits, boxes, labels, true) -> dict[str, torch.Tensor]:
+    return set_losses(logits, boxes, join(match(logits, boxes, labels, true), labels, true))
+
+
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000), objects=st.integers(1, 4))
 def test_the_matching_is_the_cheapest_of_all(seed, objects):
@@ -68,7 +72,7 @@ def test_the_matching_is_the_cheapest_of_all(seed, objects):
 
 def test_the_losses_are_detrs():
     logits, boxes, labels, true = random_set(5, [2, 0, 3])
-    found = set_losses(logits, boxes, labels, true, match(logits, boxes, labels, true))
+    found = losses_of(logits, boxes, labels, true)
     pairs = match(logits, boxes, labels, true)
     by_box = by_giou = by_class = weight = 0.0
     for i, (answers, objects) in enumerate(pairs):
@@ -91,14 +95,14 @@ def test_right_answers_cost_nothing_but_doubt():
     _, _, labels, true = random_set(3, [3])
     logits = torch.full((1, 3, 4), -30.0)
     logits[0, torch.arange(3), labels[0]] = 30.0
-    losses = set_losses(logits, true[0][None], labels, true, match(logits, true[0][None], labels, true))
+    losses = losses_of(logits, true[0][None], labels, true)
     assert all(float(loss) < 1e-5 for loss in losses.values())
 
 
 def test_no_object_anywhere_teaches_to_say_so():
     logits, boxes, labels, true = random_set(4, [0, 0])
     logits.requires_grad_()
-    losses = set_losses(logits, boxes, labels, true, match(logits, boxes, labels, true))
+    losses = losses_of(logits, boxes, labels, true)
     assert losses["loss_box_reg"] == losses["loss_giou"] == 0
     losses["loss_classifier"].backward()
     assert (logits.grad[..., 0] < 0).all()  # class 0 is to grow
@@ -109,7 +113,7 @@ def test_more_objects_than_answers_leave_some_unmatched():
     ((answers, objects),) = match(logits, boxes, labels, true)
     assert sorted(answers.tolist()) == [0, 1, 2]
     assert len(set(objects.tolist())) == 3
-    losses = set_losses(logits, boxes, labels, true, match(logits, boxes, labels, true))
+    losses = losses_of(logits, boxes, labels, true)
     assert all(loss.isfinite() for loss in losses.values())
 
 
