@@ -39,7 +39,7 @@ def pack_masks(masks: Tensor) -> Tensor:
 
 def unpack_masks(packed: Tensor, width: int) -> Tensor:
     """What `pack_masks` was given, on whatever device."""
-    bits = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
+    bits = 7 - torch.arange(8, dtype=torch.uint8, device=packed.device)  # the first pixel is the highest bit
     return (packed.unsqueeze(-1) >> bits & 1).flatten(-2)[..., :width]
 
 
