@@ -119,7 +119,7 @@ class Detect(Training):
 
     def finish_validation(self) -> dict[str, float]:
         assert self.metric is not None
-        found = self.metric.compute()
+        found = self.metric.compute(by_size=False)
         return {
             name: 100 * found.get(name, 0.0) for name in self.validated if self.masks or not name.startswith("mask")
         }

@@ -84,6 +84,8 @@ def test_the_figures_are_pycocotools_own(name, spoil, tmp_path):
                 assert ours[f"{prefix}_{figure}"] == theirs[place], (prefix, figure)
     boxes, masks = metric.per_class["box"], metric.per_class["mask"]
     assert len(boxes) == len(masks) == len(source.classes)
+    quick = metric.compute(by_size=False)
+    assert quick == {name: value for name, value in ours.items() if not name.endswith(("small", "medium", "large"))}
     known = [share for share in boxes if share is not None]
     assert sum(known) / len(known) == pytest.approx(ours["box_ap"])  # every class counts the same
     if spoil == 0.0 and name != "odd":
