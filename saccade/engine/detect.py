@@ -13,7 +13,7 @@ from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader, ObjectLoad
 from saccade.data.object_transforms import AugmentObjects
 from saccade.data.open_objects import open_objects
 from saccade.data.source import DataError
-from saccade.engine.evaluate_objects import ObjectEvaluation, evaluate_detector, gives_masks
+from saccade.engine.evaluate_objects import ObjectEvaluation, evaluate_detector, metric_for
 from saccade.engine.feed import BadPictures, Feed, Share, Sources
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Data, Recipe
@@ -38,8 +38,7 @@ class Detect(Training):
         super().__init__(*args)
         # Pictures that were scaled and cut need no resizing in training; torchvision's switch for that.
         self.model.transform._skip_resize = self.recipe.augment.crop == "resized"
-        self.masks = gives_masks(self.model) and self.sources.val.has_masks
-        self.metric: CocoMetric | None = None
+        self._metric: CocoMetric | None = None
 
     @classmethod
     def assemble(cls, recipe: Recipe) -> Assembly:
@@ -105,32 +104,31 @@ class Detect(Training):
         losses = self.model(images, targets)
         return (torch.stack([loss.float() for loss in losses.values()]).sum(),)
 
+    @property
+    def metric(self) -> CocoMetric:
+        """Made when it is first needed: it reads the whole set."""
+        if self._metric is None:
+            self._metric = metric_for(self.model, self.sources.val, self.recipe.data.max_detections)
+        return self._metric
+
     def begin_validation(self) -> None:
-        if self.metric is None:
-            val, most = self.sources.val, self.recipe.data.max_detections
-            self.metric = CocoMetric(val.ground_truth(), val.category_ids, self.masks, most)
         self.metric.reset()
 
     def validate(self, model: nn.Module, batch: ObjectBatch) -> None:
         images, _ = self.prepare(batch)
         ids = self.sources.val.image_ids[batch.indices.cpu().numpy()].tolist()
-        assert self.metric is not None
         self.metric.update(model(images), ids)
 
     def finish_validation(self) -> dict[str, float]:
-        assert self.metric is not None
-        found = self.metric.compute(by_size=False)
-        return {
-            name: 100 * found.get(name, 0.0) for name in self.validated if self.masks or not name.startswith("mask")
-        }
+        self.metric.gather()
+        found, kinds = self.metric.compute(by_size=False), self.metric.per_class  # "box", and perhaps "mask"
+        return {name: 100 * found.get(name, 0.0) for name in self.validated if name.partition("_")[0] in kinds}
 
     def evaluate(self, model: nn.Module, device: torch.device) -> ObjectEvaluation:
         recipe, share = self.recipe, self.feed.order.batch_size // self.feed.order.parts // self.feed.order.world
         batches = ObjectEvalLoader(self.sources.val, share, recipe.data.workers, pin=device.type == "cuda")
         dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(recipe.trainer.precision)
-        found = evaluate_detector(
-            model, batches, self.sources.val, self.masks, recipe.data.max_detections, device, dtype
-        )
+        found = evaluate_detector(model, batches, self.sources.val, self.metric, device, dtype)
         found.metric.write(self.out)
         return found
 

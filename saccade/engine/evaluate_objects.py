@@ -47,15 +47,14 @@ def evaluate_detector(
     model: nn.Module,
     batches: Iterable[ObjectBatch],
     source: ObjectSource,
-    masks: bool,
-    max_detections: int = 100,
+    metric: CocoMetric,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     bad: Any = None,
 ) -> ObjectEvaluation:
     """Run `model` over uint8 pictures; `dtype` turns autocast on; `bad` counts unreadable pictures."""
     model = model.to(device).eval()
-    metric = CocoMetric(source.ground_truth(), source.category_ids, masks, max_detections)
+    metric.reset()
     autocast = torch.autocast(torch.device(device).type, dtype) if dtype is not None else nullcontext()
     indices: list[Tensor] = []
     hits: list[float] = []
@@ -112,9 +111,14 @@ def evaluate_detector_checkpoint(
     if len(source.classes) != card.num_classes:
         raise DataError(f"the model tells {card.num_classes} classes apart, the data has {len(source.classes)}.")
     batches = ObjectEvalLoader(source, batch_size, workers, pin=device.startswith("cuda"))
+    metric = metric_for(model, source, max_detections)
+    return evaluate_detector(model, batches, source, metric, device, dtype, BadPictures(max_bad)), card, source
+
+
+def metric_for(model: nn.Module, source: ObjectSource, max_detections: int) -> CocoMetric:
+    """Of boxes, and of masks where both the model and the data have them."""
     masks = gives_masks(model) and source.has_masks
-    found = evaluate_detector(model, batches, source, masks, max_detections, device, dtype, BadPictures(max_bad))
-    return found, card, source
+    return CocoMetric(source.ground_truth(), source.category_ids, masks, max_detections)
 
 
 def gives_masks(model: nn.Module) -> bool:

@@ -54,16 +54,30 @@ class CocoMetric:
             if "segm" in self.kinds:
                 self.results["segm"] += mask_results(prediction, int(image_id), self.category_ids)
 
+    def gather(self) -> None:
+        """Take over what the other processes have seen, where there are several: all must call this. An image that came
+        twice, to fill up a batch, counts once.
+        """
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return
+        parts: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(parts, (self.seen, self.results))
+        self.reset()
+        for ids, found in parts:
+            fresh = set(ids) - set(self.seen)
+            self.seen += ids
+            for kind, entries in found.items():
+                self.results[kind] += [entry for entry in entries if entry["image_id"] in fresh]
+
     def compute(self, by_size: bool = True) -> dict[str, float]:
         """box_ap, box_ap50, box_ap75, box_ap_small, …, box_ar, and the same of masks; each from 0 to 1.
 
         What has no objects to find (large ones, say) is left out. No detections at all are worth 0. Without `by_size`,
         a third of the time: pycocotools matches objects of each size anew.
         """
-        seen, results = _gathered((self.seen, self.results))
         found: dict[str, float] = {}
         for kind in self.kinds:
-            measured = evaluate(self.ground_truth, results[kind], kind, seen, self.max_detections, by_size)
+            measured = evaluate(self.ground_truth, self.results[kind], kind, self.seen, self.max_detections, by_size)
             by_category = measured.pop("per_category", {})
             self.per_class[KINDS[kind]] = [by_category.get(number) for number in self.category_ids]
             found |= {f"{KINDS[kind]}_{name}": value for name, value in measured.items()}
@@ -71,12 +85,11 @@ class CocoMetric:
 
     def write(self, folder: str | os.PathLike) -> list[Path]:
         """The standard result files, detections.bbox.json and detections.segm.json: what pycocotools' loadRes reads."""
-        _, results = _gathered((self.seen, self.results))
         paths = []
         for kind in self.kinds:
             paths.append(Path(folder) / f"detections.{kind}.json")
             partial = paths[-1].with_suffix(".partial")
-            partial.write_text(json.dumps(results[kind]))
+            partial.write_text(json.dumps(self.results[kind]))
             os.replace(partial, paths[-1])
         return paths
 
@@ -173,19 +186,3 @@ def _about(prediction: Mapping[str, Tensor], image_id: int, category_ids: Sequen
         {"image_id": image_id, "category_id": category_ids[label - 1], "score": score}
         for score, label in zip(scores, labels, strict=True)
     ]
-
-
-def _gathered(mine: tuple[list[int], dict[str, list]]) -> tuple[list[int], dict[str, list]]:
-    """Of all processes, where there are several; an image that came twice, to fill up a batch, counts once."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return mine
-    parts: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(parts, mine)
-    seen: list[int] = []
-    results: dict[str, list] = {kind: [] for kind in mine[1]}
-    for ids, found in parts:
-        fresh = set(ids) - set(seen)
-        seen += ids
-        for kind, entries in found.items():
-            results[kind] += [entry for entry in entries if entry["image_id"] in fresh]
-    return seen, results

@@ -1,7 +1,10 @@
 """Detection in the loop: a small run from recipe to result files."""
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ import saccade
 from saccade.data.object_loader import ObjectEvalLoader
 from saccade.data.objects import SceneObjects
 from saccade.data.source import DataError
-from saccade.engine.evaluate_objects import evaluate_detector, evaluate_detector_checkpoint, share_found
+from saccade.engine.evaluate_objects import evaluate_detector, evaluate_detector_checkpoint, metric_for, share_found
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe
 from saccade.engine.train import assemble, train
 from saccade.tasks.open import open_task_model
@@ -126,6 +129,24 @@ def test_the_same_seed_gives_the_same_run_and_a_stopped_one_continues(tmp_path):
         assert torch.equal(value, parts.model.state_dict()[name]), name
 
 
+@pytest.mark.slow
+def test_two_processes_measure_together_and_one_of_them_writes_the_results(tmp_path):
+    """What both found in validation is what the first one, alone, finds in the end."""
+    words = [TINY, REGIONS, *SMALL, "epochs=1", "data.scenes=8", "trainer.devices=2", "trainer.strategy=ddp"]
+    command = [sys.executable, "-m", "saccade.cli", "train", "--model", "svit_nano", "--out", str(tmp_path), "--quiet"]
+    command += [word for change in words for word in ("--set", change)]
+    own = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    final = json.loads((tmp_path / "result.json").read_text())["final"]
+    (row,) = [row for row in rows(tmp_path) if row["val_box_ap"]]
+    assert final["count"] == 10
+    for name in ("box_ap", "box_ap50", "mask_ap"):
+        assert float(row[f"val_{name}"]) == pytest.approx(final[name], abs=0.01)
+    ids = {entry["image_id"] for entry in json.loads((tmp_path / "detections.bbox.json").read_text())}
+    assert ids == set(range(1, 11))
+
+
 def test_the_sparse_detector_in_the_loop(tmp_path):
     changes = ["model.name=sparseformer_nano", "model.kwargs={}", "model.head=sparse", "epochs=1", "data.scenes=8"]
     options = "model.head_kwargs={num_tokens: 16, detect_tokens: 9, min_size: 48, max_size: 96}"
@@ -168,7 +189,7 @@ def test_a_set_without_objects_is_worth_nothing_and_no_exception():
             return super().objects(index).take(np.array([], int))
 
     source, model = Empty(2, 48, "val"), assemble(recipe()).model
-    found = evaluate_detector(model, ObjectEvalLoader(source, 2, 0), source, masks=True)
+    found = evaluate_detector(model, ObjectEvalLoader(source, 2, 0), source, metric_for(model, source, 100))
     assert found.figures == {"box_ap": 0.0}
     assert found.per_class == [None] * 10
 
