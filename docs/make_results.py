@@ -7,6 +7,7 @@ python docs/make_results.py --check                          # fail if it is out
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -22,6 +23,8 @@ COLUMNS = {
                        "epochs", "min", "train images/s", "loader images/s"),
     "segmentation": ("model", "M params", "G multiply-adds", "px", "final mIoU", "best mIoU", "mAcc", "aAcc",
                      "test mIoU", "test aAcc", "epochs", "min", "s/epoch", "train images/s"),
+    "detection": ("model", "M params", "px", "box AP", "AP50", "AP75", "mask AP", "AP50", "AP75", "best box AP",
+                  "epochs", "min", "train images/s"),
 }  # fmt: skip
 
 
@@ -35,6 +38,7 @@ def add(run: Path) -> Path:
         if value and "/" in value:
             result["recipe"][group][key] = Path(value).name
             result["command"] = result["command"].replace(value, Path(value).name)
+    result["command"] = re.sub(r"--out \S*/", "--out runs/", result["command"])
     result["data"] = Path(path).name
     result["unreadable_pictures"] = []
     if run.is_dir() and (run / "evaluation.json").is_file():  # saccade eval --split test --out RUN
@@ -50,14 +54,15 @@ def add(run: Path) -> Path:
 def page() -> str:
     results = [json.loads(path.read_text()) for path in sorted((HERE / "results").glob("*.json"))]
     parts = [HEADER]
-    for data in dict.fromkeys(result["data"] for result in results):
-        chosen = [result for result in results if result["data"] == data]
+    for data, task in dict.fromkeys((result["data"], task_of(result)) for result in results):
+        chosen = [result for result in results if (result["data"], task_of(result)) == (data, task)]
         chosen.sort(key=lambda result: -result["final"][result.get("score", "top1")])
         first = chosen[0]
-        parts.append(f"## {data}\n")
+        parts.append(f"## {data}, {task}\n")
         counts = f"{first['train_images']:,} training pictures, {first['val_images']:,} held out"
-        parts.append(f"{first['classes']} classes, {counts}.\n")
-        parts.append(table(chosen))
+        classes = "1 class" if first["classes"] == 1 else f"{first['classes']} classes"
+        parts.append(f"{classes}, {counts}.\n")
+        parts.append(table(task, chosen))
         parts += [footnote(result) for result in chosen]
         if (HERE / "images" / f"{data}.jpg").is_file():  # docs/make_segments.py
             parts.append(f"\n![{data}: pictures, truth, and what the models say](images/{data}.jpg)")
@@ -67,10 +72,16 @@ def page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def table(results: list[dict]) -> str:
-    task = results[0].get("task", "classification").replace("video", "classification")
+def task_of(result: dict) -> str:
+    """Which table a run belongs to; videos are classified like pictures."""
+    return result.get("task", "classification").replace("video", "classification")
+
+
+def table(task: str, results: list[dict]) -> str:
+    cells_of = {
+        "classification": classification_cells, "segmentation": segmentation_cells, "detection": detection_cells
+    }[task]  # fmt: skip
     lines = ["| " + " | ".join(COLUMNS[task]) + " |", "|" + "---|" * len(COLUMNS[task])]
-    cells_of = {"classification": classification_cells, "segmentation": segmentation_cells}[task]
     lines += ["| " + " | ".join(cells_of(result)) + " |" for result in results]
     return "\n".join(lines) + "\n"
 
@@ -115,9 +126,25 @@ def segmentation_cells(result: dict) -> tuple[str, ...]:
     )
 
 
+def detection_cells(result: dict) -> tuple[str, ...]:
+    final, speed = result["final"], result["train_images_per_s"]
+    figures = [f"{kind}_{name}" for kind in ("box", "mask") for name in ("ap", "ap50", "ap75")]
+    return (
+        f"`{result['model']}`",
+        f"{result['parameters'] / 1e6:.2f}",
+        str(result["image_size"]),
+        *(f"{final[name]:.1f}" if name in final else "–" for name in figures),
+        f"{result['best']['box_ap']:.1f}",
+        f"{result['epochs']:g}",
+        f"{result['minutes']:.1f}",
+        f"{speed:,.0f}" if speed else "–",
+    )
+
+
 def footnote(result: dict) -> str:
     machine = result["machine"]
-    where = f"{machine['device']}, torch {machine['torch']}, {machine['date']}, commit {machine['commit']}"
+    where = f"{machine['device']}, torch {machine['torch']}, {machine['date']}"
+    where += f", commit {machine['commit']}" if machine["commit"] else ""  # a copy of the tree without its history
     return f"- `{result['model']}`: {where}: `{result['command']}`"
 
 

@@ -29,7 +29,7 @@ def test_a_run_becomes_a_row_without_the_paths_of_its_machine(tmp_path, monkeypa
         "parameters": 2_489_274, "multiply_adds": 158_100_480, "image_size": 128, "epochs": 150, "minutes": 8.5,
         "final": {"top1": 95.123, "top5": 99.8, "calibration": 1.2}, "best": {"top1": 95.2, "step": 9},
         "train_images_per_s": 20000.4, "loader_images_per_s": None,
-        "command": "saccade train r.yaml --data /home/me/cifar10",
+        "command": "saccade train r.yaml --data /home/me/cifar10 --out /home/me/x/first",
         "machine": {"device": "NVIDIA H200", "torch": "2.11.0", "date": "2026-01-01", "commit": "abc"},
         "recipe": {"data": {"path": "/home/me/cifar10", "val_path": None}, "model": {"checkpoint": None},
                    "distill": {"teacher": None}},
@@ -40,4 +40,31 @@ def test_a_run_becomes_a_row_without_the_paths_of_its_machine(tmp_path, monkeypa
     assert "/home/me" not in kept.read_text()
     page = script.page()
     assert "| `svit_nano` | 2.49 | 158 | 128 | **95.12** | 95.20 |" in page
-    assert "NVIDIA H200, torch 2.11.0, 2026-01-01, commit abc: `saccade train r.yaml --data cifar10`" in page
+    assert (
+        "NVIDIA H200, torch 2.11.0, 2026-01-01, commit abc: `saccade train r.yaml --data cifar10 --out runs/first`"
+        in page
+    )
+
+
+def test_every_task_of_a_set_has_its_table(tmp_path, monkeypatch):
+    """Boxes without masks, and clips among pictures; a run without a commit does not speak of one."""
+    script = load()
+    monkeypatch.setattr(script, "HERE", tmp_path)
+    common = {
+        "data": "scenes", "classes": 10, "train_images": 2048, "val_images": 256, "parameters": 3e6,
+        "multiply_adds": 1e8, "image_size": 256, "epochs": 3, "minutes": 2.5, "train_images_per_s": None,
+        "loader_images_per_s": None, "command": "saccade train",
+        "machine": {"device": "cpu", "torch": "2.11.0", "date": "2026-01-01", "commit": None},
+    }  # fmt: skip
+    boxes = {"box_ap": 61.23, "box_ap50": 91.0, "box_ap75": 70.0}
+    found = {"model": "sparseformer_nano+sparse", "task": "detection", "score": "box_ap", "final": boxes, "best": boxes}
+    named = {"top1": 90.0, "top5": 99.0, "calibration": 1.0}
+    clips = {"model": "video_sparseformer_nano", "task": "video", "score": "top1", "final": named, "best": named}
+    (tmp_path / "results").mkdir()
+    for number, result in enumerate((found, clips)):
+        (tmp_path / f"results/{number}.json").write_text(json.dumps(common | result))
+    page = script.page()
+    assert "## scenes, detection" in page
+    assert "| `sparseformer_nano+sparse` | 3.00 | 256 | 61.2 | 91.0 | 70.0 | – | – | – | 61.2 |" in page
+    assert "## scenes, classification" in page
+    assert "commit" not in page.partition("##")[2]
