@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "benchmark": {"models", "tasks", "tokens", "benchmark"},
 }
 ONLY_TRACE = {"explain", "export", "benchmark"}  # of tokens/, they may know the traces alone
-EVERYWHERE = {"_extras"}
+EVERYWHERE = {"_extras", "weights"}  # leaves: they import nothing of the house
 
 
 def imports(path: Path) -> list[tuple[int, str]]:

@@ -18,7 +18,7 @@ LARGEST = 2_000_000  # pixels that are looked at as a whole, unless --window say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a .safetensors or .pth file, or a run's folder")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a .safetensors or .pth file, a run's folder, or embedded weights by name")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="picture or video files, or folders of them")
     parser.add_argument("--size", type=int, metavar="PX", help="side of the input (default: the checkpoint's)")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="classes to name")
@@ -98,7 +98,7 @@ def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namesp
         logits = model(normalise(pixels.to(device).float() / 255, about.mean, about.std))
     logits = average_views(logits[None])
     shares, numbers = logits.float().softmax(1)[0].topk(min(args.top, logits.shape[1]))
-    names = card.classes or [str(number) for number in range(logits.shape[1])]
+    names = card.names
     return {
         "classes": [
             {"class": number, "name": names[number], "share": share}
@@ -120,7 +120,7 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
     from saccade.tasks.segments import areas, class_colours, label_image, overlay
 
     image = read_image(path)
-    names = card.classes or [str(number) for number in range(card.num_classes)]
+    names = card.names
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].to(device)
     seen = look_at(pixels, card.preprocess, args.size or card.shorter)
     window = args.window

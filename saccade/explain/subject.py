@@ -10,7 +10,7 @@ from timm.models import get_pretrained_cfg
 from torch import nn
 
 from saccade.explain.record import reporters
-from saccade.models._build import MEAN, STD, create_model
+from saccade.models._build import MEAN, STD, create_model, embedded_tag, list_models
 from saccade.models._card import Card, Preprocess, weights_file
 from saccade.models._checkpoint import load_checkpoint, read_state_dict
 from saccade.tasks.detection import DETECTORS
@@ -71,7 +71,7 @@ def load_subject(
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     elif channels != 3:
         raise ValueError(f"{name} takes {channels} channels; pictures have 3 (or 1 with in_chans=1).")
-    labels = labels or (card.classes if card else None) or class_names(model)
+    labels = labels or (card.names if card and card.classes else None) or class_names(model)
     clip = expects.frames, expects.stride
     return Subject(model, name, weights, trained, labels, expects.size, mean, std, *clip, detector)
 
@@ -132,6 +132,9 @@ def _by_name(name: str, seed: int, options: dict[str, Any]) -> tuple[nn.Module, 
         torch.manual_seed(seed)
         model = create_model(name, **options)
     known = get_pretrained_cfg(name, allow_unregistered=True)
-    if known is not None and known.has_weights:
-        return create_model(name, pretrained=True, **options), "pretrained", True
+    plain = name.partition(".")[0]
+    tag = embedded_tag(plain) if name == plain and plain in list_models() and not options else None
+    if tag or (known is not None and known.has_weights):  # an ablation is another model: it gets no weights unasked
+        name = f"{plain}.{tag}" if tag else name
+        return create_model(name, pretrained=True, **options), f"pretrained, {name}" if tag else "pretrained", True
     return model, f"fresh, seed {seed}", False

@@ -60,6 +60,8 @@ def register(entrypoint: Callable[..., Model]) -> Callable[..., Model]:
 def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model:
     """One variant, through timm's builder, so that every timm keyword (features_only, in_chans, …) works."""
     if pretrained:
+        if not kwargs.get("pretrained_cfg") and not kwargs.get("pretrained_cfg_overlay"):
+            kwargs["pretrained_cfg"] = embedded_tag(name)
         _check_weights_exist(name, kwargs)
     out_indices = kwargs.pop("out_indices", (0, 1, 2, 3))
     known = timm.models.get_pretrained_cfg(name)
@@ -75,6 +77,12 @@ def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model
     return model
 
 
+def embedded_tag(name: str) -> str | None:
+    """The first tag of a model whose weights come with the package."""
+    tags = timm.models.get_arch_pretrained_cfgs(name)
+    return next((config.tag for config in tags.values() if config.file), None)
+
+
 def _check_weights_exist(name: str, kwargs: dict[str, Any]) -> None:
     overlay = kwargs.get("pretrained_cfg_overlay") or {}
     given = kwargs.get("pretrained_cfg")
@@ -84,13 +92,17 @@ def _check_weights_exist(name: str, kwargs: dict[str, Any]) -> None:
     if has_weights or overlay or isinstance(given, dict):
         return
     family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
-    source = OFFICIAL_FILES.get(family)
+    source = None if name.endswith("_nano") else OFFICIAL_FILES.get(family)  # no paper has a nano
     advice = (
         f"Download the file from {source}, then saccade.load_checkpoint(model, path)."
         if source
         else "No weights were published; train it, or load your own with saccade.load_checkpoint(model, path)."
     )
-    raise RuntimeError(f"saccade ships no pretrained weights for {name}. {advice}")
+    shipped = ", ".join(timm.list_models(pretrained=True, module="saccade"))
+    raise RuntimeError(
+        f"saccade ships no pretrained weights for {name}{f'.{tag}' if tag else ''}. {advice}"
+        + (f" Models that bring theirs: {shipped}." if shipped else "")
+    )
 
 
 def choose(option: str, value: str, choices: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from saccade import weights
 from saccade.models._build import MEAN, STD, create_model
 from saccade.models._checkpoint import (
     CheckpointError,
@@ -47,6 +49,16 @@ class Card(NamedTuple):
     head: str = ""  # what stands on the backbone `name`, for tasks that have several
     head_kwargs: dict[str, Any] = {}  # noqa: RUF012
     shorter: int | None = None  # side at which whole pictures are looked at, for dense tasks; None is their own
+
+    @property
+    def names(self) -> list[str]:
+        """The classes in words, for people; numbers where they are unknown."""
+        return [readable(name) for name in self.classes] or [str(number) for number in range(self.num_classes)]
+
+
+def readable(name: str) -> str:
+    """A class without its WordNet number: "n01443537 goldfish" is a goldfish."""
+    return re.sub(r"^n\d{8}[ _]+(?=\S)", "", name)
 
 
 def preprocess_of(model: nn.Module) -> Preprocess:
@@ -100,10 +112,10 @@ def open_model(path: str | os.PathLike) -> tuple[nn.Module, Card]:
 
 
 def weights_file(path: str | os.PathLike) -> Path:
-    """A run's folder stands for its best weights."""
+    """A run's folder stands for its best weights, a name such as "svit_nano.tiny_imagenet" for an embedded file."""
     path = Path(path)
     if not path.is_dir():
-        return path
+        return path if path.exists() else weights.find(str(path)) or path
     for name in ("best.safetensors", "last.safetensors"):
         if (path / name).is_file():
             return path / name

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
+from saccade import weights
 from saccade._extras import require
 from saccade.heads.fpn import FPNHead
 from saccade.heads.paca import PaCaHead
@@ -18,6 +20,7 @@ from saccade.heads.vt_fpn import vt_fpn_head
 from saccade.layers.conv import resize_like
 from saccade.layers.grid import channels_last, check_images
 from saccade.models._build import choose, create_model
+from saccade.models._card import Card, read_card
 from saccade.models._checkpoint import LoadReport, convert_parts, load_checkpoint, read_state_dict
 
 IGNORE = 255  # masks: not labelled, learns nothing and counts for nothing
@@ -126,8 +129,8 @@ class TokenBackbone(FeatureGetterNet):
 def create_segmenter(
     backbone: str,
     head: str,
-    num_classes: int = 150,
-    pretrained: bool = False,
+    num_classes: int | None = None,
+    pretrained: bool | str = False,
     backbone_kwargs: Mapping[str, Any] | None = None,
     head_kwargs: Mapping[str, Any] | None = None,
     auxiliary_weight: float = 0.4,
@@ -139,9 +142,18 @@ def create_segmenter(
     Eval: model(images (B, 3, H, W)) -> logits (B, K, H, W). Training: model.loss(images, masks) -> dict of losses.
     "sparse" reads tokens with regions, so it stands on SparseFormer; the others read the last four maps of any
     backbone. `BACKBONE_KWARGS` has what the papers change in a backbone for this task; `backbone_kwargs` wins.
+    `pretrained=True` starts from the backbone's own weights; a tag, as in "camvid", takes a whole embedded segmenter.
+    `num_classes` is 150 (ADE20K's), or what the tag knows; with another number the layers of the classes stay new.
     `checkpoint` is what to start from: a classifier's weights for the backbone, or a segmenter's, see `start_from`.
     """
     choose("head", head, HEADS)
+    if isinstance(pretrained, str):
+        checkpoint, card = _embedded_segmenter(backbone, head, pretrained)
+        num_classes = num_classes or card.num_classes
+        backbone_kwargs = card.kwargs | dict(backbone_kwargs or {})
+        head_kwargs = card.head_kwargs | dict(head_kwargs or {})
+        pretrained = False
+    num_classes = num_classes or 150
     kwargs = BACKBONE_KWARGS.get(backbone, {}) | dict(backbone_kwargs or {})
     options = dict(head_kwargs or {})
     in_chans = kwargs.get("in_chans", 3)
@@ -155,6 +167,17 @@ def create_segmenter(
     if checkpoint is not None:
         start_from(model, checkpoint)
     return model
+
+
+def _embedded_segmenter(backbone: str, head: str, tag: str) -> tuple[Path, Card]:
+    known = {name: path for name, path in weights.embedded().items() if "+" in name}
+    path = known.get(f"{backbone}+{head}.{tag}")
+    if path is None:
+        raise ValueError(
+            f"saccade ships no weights {backbone}+{head}.{tag}. It brings: {', '.join(known) or 'no segmenter'}. Other "
+            "segmenters: train one (docs/segmentation.md), or give the authors' file as checkpoint=."
+        )
+    return path, read_card(path)
 
 
 def start_from(model: Segmenter, source: str | os.PathLike | Mapping[str, Any]) -> LoadReport:

@@ -1,0 +1,61 @@
+"""Embedded weights as timm's tags: `timm.create_model("svit_nano.tiny_imagenet", pretrained=True)`, offline.
+
+A model without a tag stays what its family file says; with `pretrained=True` it takes its first embedded tag.
+"""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from safetensors import SafetensorError
+from timm.models import _registry, get_pretrained_cfg, is_model
+
+from saccade import weights
+from saccade.models._card import Card, read_card
+
+_logger = logging.getLogger(__name__)
+
+
+def register_embedded() -> list[str]:
+    """Tell timm's registry of every classifier in the weights' folder; gives their names."""
+    names = []
+    for name, path in weights.embedded().items():
+        try:
+            card = read_card(path)
+            if card.task != "classification":
+                continue
+            register_tag(card, name.rpartition(".")[2], path)
+            names.append(name)
+        except (ValueError, OSError, SafetensorError) as error:  # `import saccade` never fails for a file's sake
+            _logger.warning("%s is left out: %s", path, error)
+    return names
+
+
+def register_tag(card: Card, tag: str, path: Path) -> None:
+    """One file as a tag of its model."""
+    if not is_model(card.name):
+        raise ValueError(f"no model is called {card.name}.")
+    plain = get_pretrained_cfg(card.name, allow_unregistered=False)
+    assert plain is not None
+    about, size = card.preprocess, card.preprocess.size
+    config = replace(
+        plain,
+        file=str(path),
+        tag=tag,
+        architecture=card.name,
+        input_size=(3, size, size),
+        pool_size=(max(1, size // 32),) * 2,
+        mean=about.mean,
+        std=about.std,
+        crop_pct=about.crop_pct,
+        interpolation=about.interpolation,
+        num_classes=card.num_classes,
+        label_names=tuple(card.names),
+    )
+    full = f"{card.name}.{tag}"
+    tags = _registry._model_default_cfgs[card.name]
+    if tag not in tags.cfgs:
+        tags.tags.append(tag)
+        _registry._model_with_tags[card.name].append(full)
+    tags.cfgs[tag] = _registry._model_pretrained_cfgs[full] = config
+    _registry._model_has_pretrained |= {card.name, full}

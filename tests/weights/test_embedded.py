@@ -1,0 +1,182 @@
+"""Weights that come with the package: found by themselves, offline, through timm's own doors."""
+
+import subprocess
+import sys
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+import saccade
+from saccade import weights
+from saccade.data.scenes import Scenes
+from saccade.models._card import open_model, read_card, readable
+from saccade.tasks.open import open_task_model
+from tests.weights.folder import WORDNET, load_tool, make_run, weights_in
+
+NANO = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
+IMAGES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with svit_nano.tiny_imagenet in it."""
+    with weights_in(tmp_path / "weights"):
+        load_tool().embed(make_run(tmp_path / "run"), "tiny_imagenet")
+        with weights_in(tmp_path / "weights"):
+            yield tmp_path / "weights"
+
+
+def test_a_run_becomes_a_tag_without_an_edit(folder, tmp_path):
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "svit_nano.tiny_imagenet.md",
+        "svit_nano.tiny_imagenet.safetensors",
+    ]
+    run = load_file(tmp_path / "run" / "best.safetensors")
+    tagged = timm.create_model("svit_nano.tiny_imagenet", pretrained=True)
+    for model in (tagged, saccade.create_model("svit_nano", pretrained=True)):
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(value, run[key].half().float() if value.is_floating_point() else run[key])
+    assert "svit_nano.tiny_imagenet" in timm.list_pretrained("svit*")
+    assert timm.is_model_pretrained("svit_nano")
+    data = timm.data.resolve_model_data_config(tagged)
+    assert (data["input_size"], data["crop_pct"]) == ((3, 64, 64), 0.9)
+    assert tagged.pretrained_cfg["label_names"] == ("tabby", "espresso", "goldfish", "crane")
+
+
+def test_a_fresh_model_stays_what_its_family_says(folder):
+    assert saccade.create_model("svit_nano").num_classes == 1000
+    assert timm.create_model("svit_nano.tiny_imagenet").num_classes == 4
+
+
+def test_other_classes_channels_and_feature_maps_start_from_it(folder):
+    source = saccade.create_model("svit_nano", pretrained=True).eval()
+    other = saccade.create_model("svit_nano", pretrained=True, num_classes=7).eval()
+    assert other(IMAGES).shape == (2, 7)
+    torch.testing.assert_close(other.forward_features(IMAGES), source.forward_features(IMAGES))
+    grey = saccade.create_model("svit_nano", pretrained=True, in_chans=1).eval()
+    torch.testing.assert_close(grey(IMAGES[:, :1]), source(IMAGES[:, :1].expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4)
+    maps = saccade.create_model("svit_nano", pretrained=True, features_only=True).eval()(IMAGES)
+    torch.testing.assert_close(maps[-1], source.forward_intermediates(IMAGES, intermediates_only=True)[-1])
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_every_family_can_be_embedded(name, tmp_path):
+    with weights_in(tmp_path):
+        path = load_tool().embed(make_run(tmp_path / "run", name), "tiny_imagenet")
+        assert path.stat().st_size < weights.LARGEST
+        with weights_in(tmp_path):
+            model = timm.create_model(name, pretrained=True).eval()
+            opened, card = open_model(f"{name}.tiny_imagenet")
+            torch.testing.assert_close(model(IMAGES), opened(IMAGES))
+            assert (card.classes, card.names[:2]) == (WORDNET, ["tabby", "espresso"])
+
+
+def test_a_segmenter_is_embedded_with_its_head(tmp_path):
+    with weights_in(tmp_path):
+        run = make_run(
+            tmp_path / "run", classes=["sky", "road"], task="segmentation", head="fpn", head_kwargs={"dim": 32, "branch_dim": 16}
+        )
+        load_tool().embed(run, "camvid", about_data=("streets", "free"))
+        assert list(weights.embedded()) == ["svit_nano+fpn.camvid"]
+        model = saccade.create_segmenter("svit_nano", "fpn", pretrained="camvid").eval()
+        assert (model.num_classes, model(IMAGES).shape) == (2, (2, 2, 64, 64))
+        opened, card = open_task_model("svit_nano+fpn")
+        torch.testing.assert_close(model(IMAGES), opened(IMAGES))
+        assert card.names == ["sky", "road"]
+        assert saccade.create_segmenter("svit_nano", "fpn", 5, pretrained="camvid")(IMAGES).shape[1] == 5
+        with pytest.raises(ValueError, match=r"svit_nano\+fpn.ade.*It brings: svit_nano\+fpn.camvid"):
+            saccade.create_segmenter("svit_nano", "fpn", pretrained="ade")
+
+
+def test_models_without_weights_say_how_to_get_them(folder):
+    with pytest.raises(RuntimeError, match=r"svit_small.*hhb072/STViT.*load_checkpoint.*svit_nano.tiny_imagenet"):
+        saccade.create_model("svit_small", pretrained=True)
+    with pytest.raises(RuntimeError, match="paca_nano. No weights were published; train it"):
+        saccade.create_model("paca_nano", pretrained=True)
+    with pytest.raises(RuntimeError, match="svit_nano.untrained"):
+        timm.create_model("svit_nano.untrained", pretrained=True)
+
+
+def test_the_card_says_what_people_ask(folder):
+    card = (folder / "svit_nano.tiny_imagenet.md").read_text()
+    for words in (
+        'saccade.create_model("svit_nano.tiny_imagenet", pretrained=True)',
+        "non-commercial research and education",
+        "top1 41.5 %",
+        "`saccade train svit_nano_tiny_imagenet.yaml --data tiny-imagenet`: 100 epochs, 8.5 minutes on a card",
+        "64 px, crop 0.9, bicubic",
+        "do not decide about people",
+        "Classes: tabby, espresso, goldfish, crane.",
+    ):
+        assert words in card
+    assert "/home/me" not in card
+    assert read_card(folder / "svit_nano.tiny_imagenet.safetensors").preprocess.size == 64
+
+
+def test_the_shipped_file_itself_is_measured(tmp_path):
+    with weights_in(tmp_path / "weights"):
+        run = make_run(tmp_path / "run", "vt_nano", Scenes(10, 64, "val").classes)
+        path = load_tool().embed(run, "scenes", data="scenes")
+        card = path.with_suffix(".md").read_text()
+        assert "`saccade eval vt_nano.scenes --data scenes`" in card
+        assert "top1 41.5" not in card
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    tool = load_tool()
+    with weights_in(tmp_path / "weights"):
+        run = make_run(tmp_path / "run")
+        monkeypatch.setattr(weights, "LARGEST", 1_000_000)
+        with pytest.raises(ValueError, match=r"would be \d\.\d MB; at most 1 MB a file"):
+            tool.embed(run, "tiny_imagenet")
+        monkeypatch.undo()
+        with weights_in(tmp_path / "weights"):
+            monkeypatch.setattr(weights, "ALTOGETHER", 6_000_000)
+            tool.embed(run, "first")
+            tool.embed(run, "first")  # replaces itself
+            with pytest.raises(ValueError, match="all embedded weights would be"):
+                tool.embed(run, "second")
+            with pytest.raises(ValueError, match="letters, digits and _"):
+                tool.embed(run, "../escape")
+            with pytest.raises(ValueError, match="the run changed the model"):
+                tool.embed(make_run(tmp_path / "other", kwargs={"projection": 64}), "third")
+            assert {path.name.partition(".")[0] for path in (tmp_path / "weights").iterdir()} == {"svit_nano"}
+    assert tool.main([str(tmp_path), "--tag", "x"]) == 1
+
+
+def test_values_beyond_half_precision_keep_single():
+    tool = load_tool()
+    assert tool.halved(torch.tensor([1.0, 2.0])).dtype == torch.float16
+    assert tool.halved(torch.tensor([1.0, 1e6])).dtype == torch.float32
+    assert tool.halved(torch.tensor([3])).dtype == torch.int64
+
+
+def test_a_damaged_file_never_stops_the_import(tmp_path, caplog):
+    (tmp_path / "svit_nano.broken.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nonsense")
+    with weights_in(tmp_path):
+        assert "svit_nano.broken.safetensors is left out" in caplog.text
+        assert saccade.create_model("svit_nano").num_classes == 1000
+
+
+def test_class_names_are_words():
+    assert readable("n01443537 goldfish") == "goldfish"
+    assert readable("n02123394_Persian cat") == "Persian cat"
+    assert [readable(name) for name in ("n01443537", "nail", "9")] == ["n01443537", "nail", "9"]
+
+
+def test_everything_that_is_shipped_holds_its_promises():
+    """Of the real folder: limits, half precision, a card each, and every one builds."""
+    files = weights.embedded()
+    assert sum(path.stat().st_size for path in files.values()) <= weights.ALTOGETHER
+    for path in files.values():
+        assert path.stat().st_size <= weights.LARGEST
+        assert path.with_suffix(".md").read_text().startswith(f"# {path.name.removesuffix('.safetensors')}\n")
+        model, card = open_task_model(path)
+        assert model(torch.zeros(1, 3, 64, 64)).shape[1] == card.num_classes == len(card.classes)
+
+
+def test_the_tool_is_a_command():
+    told = subprocess.run([sys.executable, load_tool().__file__, "--help"], capture_output=True, text=True, check=True)
+    assert "--tag" in told.stdout
