@@ -14,13 +14,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # this tree's package gets the weights, not an installed one
 
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
+import torch
+from torch import Tensor
 
-from saccade import weights  # noqa: E402
-from saccade.explain.figure import write  # noqa: E402
-from saccade.models._card import Card, save_model, weights_file  # noqa: E402
-from saccade.tasks.open import open_task_model  # noqa: E402
+from saccade import weights
+from saccade.explain.figure import write
+from saccade.models._card import Card, save_model, weights_file
+from saccade.tasks.open import open_task_model
 
 TERMS = {  # by the name of the data's folder
     "tiny-imagenet": (
@@ -189,7 +189,8 @@ def write_card(name: str, card: Card, about: dict[str, Any], result: dict[str, A
         "|---|---|",
         f"| model | {card.name}{f' with the {card.head} head' if card.head else ''}, "
         f"{result['parameters'] / 1e6:.2f} M parameters, {size / 1e6:.2f} MB in half precision |",
-        f"| data | {about['data']}: {result['train_images']} pictures to learn from, {result['val_images']} to measure |",
+        f"| data | {about['data']}: {result['train_images']} pictures to learn from, "
+        f"{result['val_images']} to measure |",
         f"| terms of the data | {about['terms']} |",
         f"| accuracy | {figures}: `{about['measured_by']}` |",
         f"| recipe | `{about['command']}`: {result['epochs']:g} epochs, {result['minutes']:g} minutes on "

@@ -12,7 +12,9 @@ EXAMPLE = """saccade eval runs/first --data scenes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a .safetensors or .pth file, or a run's folder")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="a file of weights, a run's folder, or embedded weights by name"
+    )
     parser.add_argument("--data", metavar="PATH", required=True, help="as for saccade train")
     parser.add_argument("--split", help="train, val, test, … (default: the held-out one, else all)")
     parser.add_argument("--size", type=int, metavar="PX", help="side of the input (default: the checkpoint's)")

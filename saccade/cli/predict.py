@@ -18,7 +18,11 @@ LARGEST = 2_000_000  # pixels that are looked at as a whole, unless --window say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a .safetensors or .pth file, a run's folder, or embedded weights by name")
+    parser.add_argument(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="a .safetensors or .pth file, a run's folder, or embedded weights by name",
+    )
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="picture or video files, or folders of them")
     parser.add_argument("--size", type=int, metavar="PX", help="side of the input (default: the checkpoint's)")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="classes to name")

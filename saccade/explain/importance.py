@@ -48,12 +48,23 @@ def by_gradient(model: nn.Module, images: Tensor, score: Score, counts: Sequence
 
 
 @torch.no_grad()
-def by_occlusion(model: nn.Module, image: Tensor, score: Score, step: int, count: int, batch: int = 16) -> Tensor:
-    """How much the score of one image (1, C, H, W), or clip, falls when a token of a recorded step is zeroed: (M,)."""
+def by_occlusion(
+    model: nn.Module,
+    image: Tensor,
+    score: Score,
+    step: int,
+    count: int,
+    batch: int = 16,
+    tokens: Sequence[int] | None = None,
+) -> Tensor:
+    """How much the score of one image (1, C, H, W), or clip, falls when a token of a recorded step is zeroed: (M,).
+
+    `tokens` asks for some of them only, in their order.
+    """
     whole = score(model(image))
     drops = []
-    for start in range(0, count, batch):
-        rows = torch.arange(start, min(start + batch, count), device=image.device)
+    asked = torch.arange(count, device=image.device) if tokens is None else torch.tensor(tokens, device=image.device)
+    for rows in asked.split(batch):
         gates = torch.ones(len(rows), count, device=image.device)
         gates[torch.arange(len(rows)), rows] = 0
         with gated(model, {step: gates}):

@@ -82,7 +82,7 @@ def test_the_list_is_complete():
     models = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano", "vt_resnet18")
     small = {f"{model}_{data}" for model in models for data in ("cifar10", "tiny_imagenet")}
     papers |= {f"video_sparseformer_{size}_kinetics400" for size in ("tiny", "small", "base")}
-    heads = ("paca_tiny", "svit_small_upernet", "resnet50_fpn", "resnet50_vt_fpn", "sparseformer_tiny")
+    heads = ("paca_nano", "paca_tiny", "svit_small_upernet", "resnet50_fpn", "resnet50_vt_fpn", "sparseformer_tiny")
     small |= {f"{model}_camvid" for model in heads}
     papers |= {"svit_base_upernet_ade20k", "paca_small_upernet_ade20k", "sparseformer_tiny_ade20k"}
     papers |= {f"paca_{size}_ade20k" for size in ("tiny", "small", "base")}

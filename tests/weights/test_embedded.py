@@ -76,7 +76,11 @@ def test_every_family_can_be_embedded(name, tmp_path):
 def test_a_segmenter_is_embedded_with_its_head(tmp_path):
     with weights_in(tmp_path):
         run = make_run(
-            tmp_path / "run", classes=["sky", "road"], task="segmentation", head="fpn", head_kwargs={"dim": 32, "branch_dim": 16}
+            tmp_path / "run",
+            classes=["sky", "road"],
+            task="segmentation",
+            head="fpn",
+            head_kwargs={"dim": 32, "branch_dim": 16},
         )
         load_tool().embed(run, "camvid", about_data=("streets", "free"))
         assert list(weights.embedded()) == ["svit_nano+fpn.camvid"]
@@ -93,9 +97,9 @@ def test_a_segmenter_is_embedded_with_its_head(tmp_path):
 def test_models_without_weights_say_how_to_get_them(folder):
     with pytest.raises(RuntimeError, match=r"svit_small.*hhb072/STViT.*load_checkpoint.*svit_nano.tiny_imagenet"):
         saccade.create_model("svit_small", pretrained=True)
-    with pytest.raises(RuntimeError, match="paca_nano. No weights were published; train it"):
+    with pytest.raises(RuntimeError, match=r"paca_nano\. No weights were published; train it"):
         saccade.create_model("paca_nano", pretrained=True)
-    with pytest.raises(RuntimeError, match="svit_nano.untrained"):
+    with pytest.raises(RuntimeError, match=r"svit_nano\.untrained"):
         timm.create_model("svit_nano.untrained", pretrained=True)
 
 

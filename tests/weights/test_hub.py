@@ -1,4 +1,4 @@
-"""A user's checkpoint to and from the Hugging Face Hub, by timm's own path; here as far as it goes without a network."""
+"""A user's checkpoint to and from the Hugging Face Hub by timm's own path, as far as it goes without a network."""
 
 import json
 

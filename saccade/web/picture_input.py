@@ -1,0 +1,21 @@
+"""The upload component of the page and its API."""
+
+from typing import Any
+
+
+def picture_input(gr: Any, **options: Any):
+    """Hands over the path of what was sent. Gradio alone would open it first, and fail in words of its own."""
+    image = gr.Image(type="filepath", sources=["upload", "webcam", "clipboard"], image_mode=None, **options)
+    image.preprocess = _path_of
+    return image
+
+
+def _path_of(payload: Any) -> str | None:
+    if payload is None:
+        return None
+    if payload.url and payload.url.startswith("data:"):  # a picture written into the request itself
+        from gradio.image_utils import decode_base64_to_file
+        from gradio.utils import get_upload_folder
+
+        return decode_base64_to_file(payload.url, get_upload_folder(), "png")
+    return payload.path
