@@ -112,10 +112,10 @@ def _pane(gr: Any, model: Any, side: str) -> tuple[Pane, Any]:
             with gr.Column(min_width=260):
                 drawn = _drawing(gr, "What this token looks at", f"map-{side}", "map")
                 with gr.Row(equal_height=False):
-                    token = gr.Number(
-                        0, label="Token", precision=0, minimum=0, elem_id=f"token-{side}", min_width=84, scale=1
-                    )
-                    facts = gr.HTML(elem_id=f"facts-{side}", elem_classes="facts", min_height=60)
+                    with gr.Column(scale=1, min_width=84):
+                        token = gr.Number(0, label="Token", precision=0, minimum=0, elem_id=f"token-{side}")
+                    with gr.Column(scale=4, min_width=200):
+                        facts = gr.HTML(elem_id=f"facts-{side}", elem_classes="facts", min_height=60)
         with gr.Row():
             png = gr.DownloadButton("Download PNG", size="sm", elem_id=f"png-{side}", min_width=100)
             json = gr.DownloadButton("Download JSON", size="sm", elem_id=f"json-{side}", min_width=100)

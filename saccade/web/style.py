@@ -29,11 +29,12 @@ CSS = """
 .photos .grid-wrap { max-height: none !important; height: auto !important; min-height: 0 !important;
   padding: 0 !important; overflow: visible !important; }
 .photos .grid-container { grid-template-columns: repeat(4, minmax(0, 1fr)) !important; gap: 6px !important;
-  margin: 0 !important; height: auto !important; grid-template-rows: none !important; }
+  margin: 0 !important; height: auto !important; grid-template-rows: none !important; grid-auto-rows: auto !important; }
 .photos .gallery-item { min-width: 0 !important; height: auto !important; }
 .photos .thumbnail-item { aspect-ratio: 1 !important; border-radius: 6px !important; min-width: 0 !important;
   width: 100% !important; height: auto !important; }
 .photos .caption-label { display: none !important; }
+.dark button[role=tab].selected { color: #79b8e0; }
 footer { opacity: .6; }
 @media (max-width: 640px) { .gradio-container { padding: 10px !important; } #head h1 { font-size: 23px; } }
 """

@@ -9,7 +9,7 @@ from PIL import Image, UnidentifiedImageError
 from saccade.data.image import DAMAGE
 from saccade.explain.images import LONGEST, load_picture
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 
 class Limits(NamedTuple):
