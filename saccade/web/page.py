@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from saccade._extras import require
-from saccade.data.photos import photo_paths
 from saccade.web import words
 from saccade.web.api import add_api
 from saccade.web.look import Look, check_token, first_token, mosaic_picture, stage_of, token_at, token_picture
@@ -36,7 +35,7 @@ class Pane(NamedTuple):
     @property
     def shown(self) -> list[Any]:
         """What a new picture changes."""
-        return [self.answers, self.mosaic, self.stage, self.token, self.facts, self.map]
+        return [self.answers, self.mosaic, self.stage, self.token, self.facts, self.map, self.png, self.json]
 
 
 def build_page(service: Service):
@@ -55,7 +54,7 @@ def build_page(service: Service):
 
 def _tokens_tab(gr: Any, service: Service) -> None:
     names = service.catalogue.names()
-    photos = list(photo_paths().items())
+    photos = list(service.photos.items())
     with gr.Row(equal_height=False):
         with gr.Column(scale=1, min_width=290):
             image = picture_input(gr, label="Picture", height=250, elem_id="picture")
@@ -117,8 +116,12 @@ def _pane(gr: Any, model: Any, side: str) -> tuple[Pane, Any]:
                     with gr.Column(scale=4, min_width=200):
                         facts = gr.HTML(elem_id=f"facts-{side}", elem_classes="facts", min_height=60)
         with gr.Row():
-            png = gr.DownloadButton("Download PNG", size="sm", elem_id=f"png-{side}", min_width=100)
-            json = gr.DownloadButton("Download JSON", size="sm", elem_id=f"json-{side}", min_width=100)
+            png, json = (
+                gr.DownloadButton(
+                    f"Download {kind.upper()}", size="sm", elem_id=f"{kind}-{side}", min_width=100, interactive=False
+                )
+                for kind in ("png", "json")
+            )
     return Pane(model, answers, mosaic, stage, token, facts, drawn, png, json), column
 
 
@@ -137,7 +140,7 @@ def _drawing(gr: Any, label: str, name: str, kind: str, **options: Any):
 
 def _shown(gr: Any, service: Service, path: str | None, model: str, opacity: float) -> list[Any]:
     """A new picture or model: message, picture, the pane's column, and all in it."""
-    same = [gr.skip()] * 6
+    same = [gr.skip()] * 8
     if model == NOBODY:
         return [gr.skip(), gr.skip(), gr.update(visible=False), *same]
     if not path:
@@ -159,6 +162,8 @@ def _shown(gr: Any, service: Service, path: str | None, model: str, opacity: flo
         gr.update(value=token, maximum=stage_of(look, last).step.count - 1),
         words.token(service.token(look, last, token)),
         token_picture(look, last, token, opacity),
+        gr.update(interactive=False),  # until the files are made
+        gr.update(interactive=False),
     ]
 
 
@@ -209,7 +214,7 @@ def _connect_pane(gr: Any, service: Service, pane: Pane, image: Any, opacity: An
         number = check_token(look, int(stage), int(token or 0))
         return [mosaic_picture(look, int(stage), opacity), token_picture(look, int(stage), number, opacity)]
 
-    def clicked(path: str | None, model: str, stage: float, opacity: float, event: gr.SelectData) -> Any:
+    def clicked(path: str | None, model: str, stage: float, opacity: float, event: Any) -> Any:
         if not path or model == NOBODY:
             return gr.skip()
         look = service.look(path, model)
@@ -218,7 +223,7 @@ def _connect_pane(gr: Any, service: Service, pane: Pane, image: Any, opacity: An
         token = token_at(look, int(stage), (x + 0.5) / width, (y + 0.5) / height)
         return [token, *other_token(path, model, stage, token, opacity)]
 
-    clicked.__annotations__["event"] = gr.SelectData
+    clicked.__annotations__["event"] = gr.SelectData  # by this Gradio knows what to hand over
     about = [image, pane.model]
     quiet = SHARE_CPU | {"trigger_mode": "always_last", "show_progress": "hidden"}
     changed = [pane.token, pane.facts, pane.map]
@@ -231,7 +236,7 @@ def _connect_pane(gr: Any, service: Service, pane: Pane, image: Any, opacity: An
 
 
 def _picked(gr: Any, photos: list[tuple[str, Any]]) -> Callable[..., str]:
-    def picked(event: gr.SelectData) -> str:
+    def picked(event: Any) -> str:
         return str(photos[event.index][1])
 
     picked.__annotations__["event"] = gr.SelectData
@@ -243,7 +248,8 @@ def _downloads(gr: Any, service: Service) -> Callable[..., Any]:
         if not path or model == NOBODY:
             return gr.skip()
         try:
-            return service.downloads(service.look(path, model), int(stage), int(token or 0))
+            files = service.downloads(service.look(path, model), int(stage), int(token or 0))
+            return [gr.update(value=file, interactive=True) for file in files]
         except BadUpload:
             return gr.skip()
 

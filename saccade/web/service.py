@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
+from saccade.data.photos import photo_paths
 from saccade.web.catalogue import Catalogue
 from saccade.web.look import Look, facts, look_at, sheet, token_facts
 from saccade.web.segment import Segmented, segment
@@ -35,6 +36,12 @@ class Service:
         self.folder = Path(folder or tempfile.mkdtemp(prefix="saccade-"))
         self.files: deque[Path] = deque()
         self.files_lock = Lock()
+        self.photos = self._copy_photos()
+
+    def _copy_photos(self) -> dict[str, Path]:
+        """The bundled photographs as files of the service: nothing is served from the package's own folder."""
+        (self.folder / "photos").mkdir(parents=True, exist_ok=True)
+        return {n: Path(shutil.copy(path, self.folder / "photos")) for n, path in photo_paths().items()}
 
     def look(self, path: str | None, model: str) -> Look:
         """A classifier on a picture."""
