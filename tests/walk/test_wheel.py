@@ -1,0 +1,82 @@
+"""The package as it is shipped: a wheel in an empty folder, used from somewhere else."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.weights.folder import load_tool, make_run, weights_in
+
+ROOT = Path(__file__).parents[2]
+NANO = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
+pytest.importorskip("setuptools", minversion="77", reason="builds the wheel without a download")
+
+
+def run(*words, **options):
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with the wheel unpacked by pip; the tree it was built from has weights for four nano models."""
+    work = tmp_path_factory.mktemp("wheel")
+    tree = work / "tree"
+    tree.mkdir()
+    for name in ("saccade", "pyproject.toml", "README.md", "LICENSE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tree / name)
+    with weights_in(tree / "saccade/weights"):
+        for name in NANO:
+            load_tool().embed(make_run(work / name, name), "tiny_imagenet")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+    run(*pip, "wheel", tree, "--no-deps", "--no-build-isolation", "-w", work / "dist")
+    (wheel,) = (work / "dist").glob("*.whl")
+    run(*pip, "install", wheel, "--no-deps", "--no-index", "--target", work / "site")
+    return work / "site", wheel
+
+
+def somewhere_else(site, tmp_path, *words):
+    """A command of the installed package, run in another folder."""
+    places = {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
+    return run(sys.executable, "-m", "saccade.cli", *words, cwd=tmp_path, env=os.environ | places)
+
+
+@pytest.mark.slow
+def test_everything_the_package_reads_is_in_the_wheel(installed):
+    with zipfile.ZipFile(installed[1]) as wheel:
+        inside = set(wheel.namelist())
+    wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "saccade").rglob("*") if path.is_file()}
+    wanted = {name for name in wanted if "__pycache__" not in name and not name.endswith(".pyc")}
+    assert not wanted - inside
+    assert {f"saccade/weights/{name}.tiny_imagenet.{end}" for name in NANO for end in ("safetensors", "md")} <= inside
+
+
+@pytest.mark.slow
+def test_the_demo_runs_from_another_folder(installed, tmp_path):
+    site, _ = installed
+    where = run(
+        sys.executable, "-c", "import saccade; print(saccade.__file__)",
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"},
+    )  # fmt: skip
+    assert where.startswith(str(site))
+    assert "example: saccade demo" in somewhere_else(site, tmp_path, "demo", "--help")
+    told = json.loads(somewhere_else(site, tmp_path, "demo", "--train-minutes", "0", "--device", "cpu", "--json"))
+    assert [row["model"] for row in told["models"]] == list(NANO)
+    assert all(row["trained"] and row["predictions"]["coffee"] for row in told["models"])
+    assert (tmp_path / told["page"]).stat().st_size > 100_000
+
+
+@pytest.mark.slow
+def test_embedded_weights_predict_from_another_folder(installed, tmp_path):
+    site, _ = installed
+    photo = site / "saccade/data/photos/cat.jpg"
+    told = json.loads(somewhere_else(site, tmp_path, "predict", "svit_nano", photo, "--device", "cpu", "--json"))
+    names = {row["name"] for row in told["predictions"][0]["classes"]}
+    assert names == {"tabby", "espresso", "goldfish", "crane"}
