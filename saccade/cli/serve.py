@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import signal
     import sys
 
     from saccade._extras import require
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if args.host not in ("127.0.0.1", "localhost", "::1"):
         print("saccade serve: everyone who reaches this address can use the page; it asks no password", file=sys.stderr)
     sys.stdout.flush()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that uploads are deleted then, too
     try:
         running.page.block_thread()  # type: ignore[attr-defined]
     finally:

@@ -42,7 +42,7 @@ class Catalogue:
 
     def classifier(self, name: str) -> Subject:
         offer = self._offer(name, "classification")
-        return self._keep(name, lambda: load_subject(offer.source, device=self.device, seed=self.seed))  # type: ignore
+        return self._keep(offer.name, lambda: load_subject(offer.source, device=self.device, seed=self.seed))  # type: ignore
 
     def segmenter(self, name: str) -> tuple[nn.Module, Card]:
         offer = self._offer(name, "segmentation")
@@ -51,12 +51,14 @@ class Catalogue:
             model, card = open_task_model(offer.source)
             return model.to(torch.device(self.device)), card
 
-        return self._keep(name, load)  # type: ignore
+        return self._keep(offer.name, load)  # type: ignore
 
     def _offer(self, name: str, task: str) -> Offer:
-        if name not in self.names(task):
+        """By its full name, or without the tag."""
+        found = next((full for full in self.names(task) if name in (full, full.rpartition(".")[0])), None)
+        if found is None:
             raise ValueError(f"there is no model {name!r} here. There are: {', '.join(self.names(task)) or 'none'}.")
-        return self.offers[name]
+        return self.offers[found]
 
     def _keep(self, name: str, load):
         with self.lock:
@@ -79,7 +81,7 @@ def find_offers(checkpoints: Sequence[str] = (), models: Sequence[str] = ()) -> 
             raise ValueError(f"unknown model {name!r}: saccade models lists them all.")
         found[name] = Offer(name, name, "classification", weights.find(name) is not None)
     embedded = {name: path for name, path in weights.embedded().items() if not models or "+" in name}
-    for name, path in embedded.items():
+    for name, path in sorted(embedded.items(), key=lambda item: _place(item[0])):
         task = "segmentation" if "+" in name else "classification"
         found.setdefault(name, Offer(name, str(path), task, True))
     if not models:
@@ -87,6 +89,12 @@ def find_offers(checkpoints: Sequence[str] = (), models: Sequence[str] = ()) -> 
         for name in (name for name in FAMILIES if name not in known):
             found.setdefault(name, Offer(name, name, "classification", False))
     return list(found.values())
+
+
+def _place(name: str) -> int:
+    """In the families' order, the rest behind."""
+    plain = name.rpartition(".")[0]
+    return FAMILIES.index(plain) if plain in FAMILIES else len(FAMILIES)
 
 
 def _own(place: str, taken: dict[str, Offer]) -> Offer:

@@ -11,11 +11,4 @@ def picture_input(gr: Any, **options: Any):
 
 
 def _path_of(payload: Any) -> str | None:
-    if payload is None:
-        return None
-    if payload.url and payload.url.startswith("data:"):  # a picture written into the request itself
-        from gradio.image_utils import decode_base64_to_file
-        from gradio.utils import get_upload_folder
-
-        return decode_base64_to_file(payload.url, get_upload_folder(), "png")
-    return payload.path
+    return None if payload is None else payload.path

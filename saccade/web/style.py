@@ -34,6 +34,7 @@ CSS = """
 .photos .thumbnail-item { aspect-ratio: 1 !important; border-radius: 6px !important; min-width: 0 !important;
   width: 100% !important; height: auto !important; }
 .photos .caption-label { display: none !important; }
+#model-a input, #model-b input, #segment-model input { font-size: 13.5px; text-overflow: ellipsis; }
 .dark button[role=tab].selected { color: #79b8e0; }
 footer { opacity: .6; }
 @media (max-width: 640px) { .gradio-container { padding: 10px !important; } #head h1 { font-size: 23px; } }

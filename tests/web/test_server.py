@@ -1,6 +1,9 @@
 """The page's doors over HTTP: answers, refusals, and no way to the host's files."""
 
 import json
+import re
+import shutil
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -194,3 +197,25 @@ def test_answers_of_many_clients_are_not_mixed_up(running, service, pictures):
         told = list(pool.map(ask, numbers))
     assert [one["answers"] for one in told] == [expected[n] for n in numbers]
     assert [one["picture"] for one in told] == [pictures[n].name for n in numbers]
+
+
+def examples(language: str) -> str:
+    page = (Path(__file__).parents[2] / "docs/serve.md").read_text()
+    (found,) = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+    return found
+
+
+def test_the_documented_python_example_works(running, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(photo_paths()["cat"], "photo.jpg")
+    exec(examples("python").replace("http://127.0.0.1:7860", running.url), {})
+    assert "tokens for 240 pixels" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="no curl on this machine")
+def test_the_documented_curl_example_works(running, tmp_path):
+    shutil.copy(photo_paths()["cat"], tmp_path / "photo.jpg")
+    script = examples("bash").replace("http://127.0.0.1:7860/", running.url)
+    told = subprocess.run(["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert "event: complete" in told
+    assert '"answers"' in told

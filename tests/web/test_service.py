@@ -38,6 +38,7 @@ def test_what_is_offered_with_weights(tmp_path, segmenter):
             assert offers.names("segmentation") == ["streets"]
             shipped = offers.classifier("svit_nano.tiny_imagenet")
             assert (shipped.trained, shipped.labels[0], shipped.size) == (True, "tabby", 64)
+            assert offers.classifier("svit_nano") is shipped  # the tag may be left out
             assert not offers.classifier("paca_nano").trained
             with pytest.raises(ValueError, match="there is no model 'nonsense' here"):
                 offers.classifier("nonsense")

@@ -1,0 +1,47 @@
+"""Photograph `saccade serve` for docs/serve.md: python docs/make_page_picture.py (needs chromium and playwright)."""
+
+import io
+import shutil
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from saccade.data.photos import photo_paths
+from saccade.web.catalogue import Catalogue
+from saccade.web.server import start
+from saccade.web.service import Service
+
+OUT = Path(__file__).parent / "pictures/serve.jpg"
+
+
+def main() -> None:
+    running = start(Service(Catalogue()))
+    names = running.service.catalogue.names()
+    try:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            page.goto(running.url)
+            page.wait_for_selector("#picture input[type=file]", state="attached")
+            page.set_input_files("#picture input[type=file]", str(photo_paths()["coffee"]))
+            page.wait_for_selector("#map-a img")
+            page.click("#model-b input")
+            page.get_by_role("option", name=names[1], exact=True).click()
+            page.wait_for_selector("#map-b img", state="attached")
+            page.locator("#png-b").scroll_into_view_if_needed()
+            page.locator("#png-b:enabled").wait_for()
+            page.wait_for_load_state("networkidle")
+            shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
+            browser.close()
+    finally:
+        running.close()
+    shot.save(OUT, quality=84, optimize=True)
+    print(f"wrote {OUT} {shot.size}")
+
+
+if __name__ == "__main__":
+    main()
