@@ -2,7 +2,17 @@
 
 import os
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_embedded_weights(tmp_path_factory):
+    """What a test says does not hang on what is embedded; those about it open the real folder themselves."""
+    from tests.weights.folder import weights_in
+
+    with weights_in(tmp_path_factory.mktemp("weights")):
+        yield

@@ -18,6 +18,7 @@ from saccade.web.catalogue import Catalogue
 from saccade.web.look import facts
 from saccade.web.service import KEPT, Service
 from tests.web.conftest import make_picture
+from tests.weights.folder import SHIPPED, weights_in
 
 REQUESTS, CLIENTS, PICTURES = 200, 16, 40  # more pictures than are remembered: most looks are real ones
 GROWTH = 400  # megabytes between a warm server and the end
@@ -50,8 +51,9 @@ def test_two_hundred_requests_from_sixteen_clients(server, tmp_path):
     told, pid = server
     assert PICTURES > KEPT
     paths = [make_picture(tmp_path / f"picture-{number}.png", number) for number in range(PICTURES)]
-    direct = Service(Catalogue(models=["svit_nano"]), folder=str(tmp_path / "direct"))
-    expected = [facts(direct.look(str(path), "svit_nano")) for path in paths]
+    with weights_in(SHIPPED):  # as the server's own process has it
+        direct = Service(Catalogue(models=["svit_nano"]), folder=str(tmp_path / "direct"))
+        expected = [facts(direct.look(str(path), "svit_nano")) for path in paths]
     mine = threading.local()
 
     def ask(number: int):

@@ -16,6 +16,7 @@ from saccade import weights
 from saccade.models._card import Card, Preprocess, save_model
 from saccade.models._embedded import register_embedded
 
+SHIPPED = Path(weights.__file__).parent
 TOOL = Path(__file__).parents[2] / "tools/embed_weights.py"
 WORDNET = ["n02123045 tabby", "n07920052 espresso", "n01443537 goldfish", "crane"]
 

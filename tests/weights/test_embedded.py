@@ -13,7 +13,7 @@ from saccade import weights
 from saccade.data.scenes import Scenes
 from saccade.models._card import open_model, read_card, readable
 from saccade.tasks.open import open_task_model
-from tests.weights.folder import WORDNET, load_tool, make_run, weights_in
+from tests.weights.folder import SHIPPED, WORDNET, load_tool, make_run, weights_in
 
 NANO = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
 IMAGES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
@@ -171,14 +171,18 @@ def test_class_names_are_words():
 
 
 def test_everything_that_is_shipped_holds_its_promises():
-    """Of the real folder: limits, half precision, a card each, and every one builds."""
-    files = weights.embedded()
-    assert sum(path.stat().st_size for path in files.values()) <= weights.ALTOGETHER
-    for path in files.values():
-        assert path.stat().st_size <= weights.LARGEST
-        assert path.with_suffix(".md").read_text().startswith(f"# {path.name.removesuffix('.safetensors')}\n")
-        model, card = open_task_model(path)
-        assert model(torch.zeros(1, 3, 64, 64)).shape[1] == card.num_classes == len(card.classes)
+    """Of the real folder: limits, half precision, a card each, and every one builds and answers."""
+    with weights_in(SHIPPED):
+        files = weights.embedded()
+        assert sum(path.stat().st_size for path in files.values()) <= weights.ALTOGETHER
+        for name, path in files.items():
+            assert path.stat().st_size <= weights.LARGEST
+            assert path.with_suffix(".md").read_text().startswith(f"# {name}\n")
+            model, card = open_task_model(path)
+            assert model(torch.zeros(1, 3, 64, 64)).shape[1] == card.num_classes == len(card.classes)
+            if card.task == "classification":
+                tagged = timm.create_model(name, pretrained=True).eval()
+                torch.testing.assert_close(tagged(IMAGES), model(IMAGES))
 
 
 def test_the_tool_is_a_command():
