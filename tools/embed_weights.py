@@ -170,6 +170,18 @@ def evaluate(path: Path, task: str, data: str, device: str) -> dict[str, float]:
     return {key: round(found[key], 2) for key in ("miou", "macc", "aacc")}
 
 
+def plan_of(recipe: dict[str, Any]) -> str:
+    """The few lines of a recipe that a reader looks for; a resumed run's command does not show them."""
+    said = []
+    if optimizer := recipe.get("optimizer"):
+        said.append(f"{optimizer['name']}, rate {optimizer['lr']:g}, batch {recipe['batch_size']}")
+    if teacher := recipe.get("distill", {}).get("teacher"):
+        said.append(f"taught by {Path(teacher).name}")
+    if start := recipe.get("model", {}).get("checkpoint"):
+        said.append(f"from {'/'.join(Path(start).parts[-2:])}")
+    return "".join(f"{part}, " for part in said)
+
+
 def write_card(name: str, card: Card, about: dict[str, Any], result: dict[str, Any], size: int) -> str:
     """The card for people."""
     use = (
@@ -193,8 +205,9 @@ def write_card(name: str, card: Card, about: dict[str, Any], result: dict[str, A
         f"{result['val_images']} to measure |",
         f"| terms of the data | {about['terms']} |",
         f"| accuracy | {figures}: `{about['measured_by']}` |",
-        f"| recipe | `{about['command']}`: {result['epochs']:g} epochs, {result['minutes']:g} minutes on "
-        f"{machine.get('device', 'one machine')}, torch {machine.get('torch', '?')}, {machine.get('date', '')} |",
+        f"| recipe | `{about['command']}`: {plan_of(result.get('recipe', {}))}{result['epochs']:g} epochs, "
+        f"{result['minutes']:g} minutes on {machine.get('device', 'one machine')}, torch {machine.get('torch', '?')}, "
+        f"{machine.get('date', 'undated')} |",
         f"| input | {side}, crop {seen.crop_pct:g}, {seen.interpolation}, "
         f"mean {tuple(seen.mean)}, std {tuple(seen.std)} |",
         f"| limits | {about['limits']} |",
