@@ -84,6 +84,8 @@ def embed(
         raise ValueError(f"a tag has letters, digits and _, as in tiny_imagenet; got {tag!r}.")
     result = read_result(run)
     model, card = open_task_model(weights_file(run / f"{which}.safetensors"))
+    if card.task not in LIMITS or card.preprocess.frames:
+        raise ValueError(f"the run is of {card.task}: only classifiers and segmenters of pictures are embedded.")
     if card.task == "classification" and card.kwargs:
         raise ValueError(
             f"the run changed the model ({card.kwargs}): create_model(…, pretrained=True) builds the plain {card.name}."

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,7 +90,7 @@ def look(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
         originals.append(Panel(small(found.picture, SIDE), name))
         panels.append(Panel(small(mosaic_picture(found, 99), SIDE), *(text[:1] or [""]), "\n".join(text[1:])))
     stages = found.stages
-    height, width = stages[0].step.trace.size
+    pixels = prod(stages[0].step.trace.size)
     explained = explain(
         [photos[photo] for photo in SHOWN], family.model, importance=("gradient",), device=device, seed=seed
     )
@@ -102,11 +103,11 @@ def look(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
         "predictions": said,
         "milliseconds": round(1000 * sorted(times)[len(times) // 2], 1),  # the median photograph, one forward pass
         "tokens": stages[0].step.count,
-        "pixels": height * width,
+        "pixels": pixels,
         "seconds": round(time.perf_counter() - start, 1),
         "page": f"{family.model}/{page.name}",
     }
-    note = f"{stages[0].step.count} tokens for {height * width:,} pixels"
+    note = f"{stages[0].step.count} tokens for {pixels:,} pixels"
     section = (
         f'<section class="picture"><h2>{family.model}</h2><p><a href="{row["page"]}">the whole report</a></p>'
         f"{figures}</section>"
@@ -124,11 +125,19 @@ def lighter(figure: Any) -> Any:
 
 def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> dict[str, Any] | None:
     """A minute on the embedded scenes: from the embedded weights where there are some, else from nothing."""
+    import shutil
+
     from saccade import weights
     from saccade.engine.recipe import load_recipe
     from saccade.engine.train import train as run_training
 
-    pretrained = weights.find(LEARNER) is not None
+    folder, pretrained = out / "training", weights.find(LEARNER) is not None
+    mark = folder / ".demo"
+    if mark.exists():  # an earlier demo's run, and nobody else's
+        shutil.rmtree(folder)
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        mark.touch()
     changes = [
         f"model={{name: {LEARNER}, pretrained: {str(pretrained).lower()}}}",
         "data.path=scenes",
@@ -136,7 +145,7 @@ def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> 
         f"trainer.max_minutes={minutes}",
         f"seed={seed}",
     ]
-    finished = run_training(load_recipe(None, changes), out / "training", False, device, "saccade demo", progress)
+    finished = run_training(load_recipe(None, changes), folder, False, device, "saccade demo", progress)
     if not finished.result:
         return None
     best, chance = finished.result["best"]["top1"], 100 / finished.result["classes"]

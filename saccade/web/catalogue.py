@@ -100,8 +100,9 @@ def _place(name: str) -> int:
 def _own(place: str, taken: dict[str, Offer]) -> Offer:
     path = weights_file(place)
     card = read_task_card(path)
-    if card.preprocess.frames:
-        raise CheckpointError(f"{place} holds a model of videos: the page shows pictures.")
+    if card.preprocess.frames or card.task not in ("classification", "segmentation"):
+        kind = "videos" if card.preprocess.frames else card.task
+        raise CheckpointError(f"{place} holds a model of {kind}: the page has classifiers and segmenters of pictures.")
     name = Path(place).resolve().name.removesuffix(path.suffix) if Path(place).is_file() else Path(place).resolve().name
     while name in taken:
         name += "'"

@@ -64,7 +64,10 @@ def test_a_family_without_weights_shows_its_larger_model(small):
     assert "b: fresh weights" in demo.honesty(both)
 
 
-def test_its_training_part_names_what_was_learned(small, capsys, tmp_path):
+def test_its_training_part_names_what_was_learned_and_can_be_run_again(small, capsys, tmp_path):
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / ".demo").touch()
+    (tmp_path / "training" / "last.ckpt").touch()  # what an interrupted demo leaves
     assert main(["demo", "--out", str(tmp_path), "--train-minutes", "0.25", "--device", "cpu", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["training"]["chance"] == 10
@@ -72,3 +75,11 @@ def test_its_training_part_names_what_was_learned(small, capsys, tmp_path):
     assert 0 <= found["training"]["top1"] <= 100
     assert (tmp_path / "training" / "report.html").is_file()
     assert "Its report" in (tmp_path / "index.html").read_text()
+
+
+def test_a_run_of_someone_elses_is_left_alone(small, capsys, tmp_path):
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "last.ckpt").write_text("mine")
+    assert main(["demo", "--out", str(tmp_path), "--train-minutes", "0.1", "--device", "cpu", "--json"]) == 1
+    assert "holds a run already" in capsys.readouterr().err
+    assert (tmp_path / "training" / "last.ckpt").read_text() == "mine"
