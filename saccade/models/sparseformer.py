@@ -198,6 +198,7 @@ class SparseFormer(nn.Module):
     """
 
     axes = 2  # of what tokens look at: across and down; a video adds time
+    precise = ("regions",)  # coordinates stay float32 when a copy is cast
 
     def __init__(
         self,

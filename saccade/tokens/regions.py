@@ -85,6 +85,8 @@ class PointPlacer(nn.Module):
     which shrinks the grid to half the region; the authors' weights want 1.
     """
 
+    precise = ("grid",)
+
     def __init__(self, dim: int, points: int, axes: int = 2, scale: float = 1.0, eps: float = 1e-5):
         super().__init__()
         self.axes = axes
@@ -111,6 +113,7 @@ class FixedPoints(nn.Module):
     """The grid of points in every region, whatever the token: the ablation without focusing (SF-38)."""
 
     grid: Tensor
+    precise = ("grid",)
 
     def __init__(self, points: int, axes: int = 2, scale: float = 1.0, eps: float = 1e-5):
         super().__init__()
