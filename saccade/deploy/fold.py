@@ -18,10 +18,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torchvision.ops import FrozenBatchNorm2d
 
-from saccade.layers.linear import FixedLinear, FoldedLinearNorm, LinearNorm, ListNorm, scale_outputs
+from saccade.layers.linear import FixedLinear, FoldedLinearNorm, Linear, LinearNorm, ListNorm, scale_outputs
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, FrozenBatchNorm2d, ListNorm)  # and their subclasses
-LINEAR = (nn.Linear, FixedLinear)
+PLAIN = (nn.Linear, Linear)  # a further subclass may do more than a product
 NOTHING = (nn.Identity, nn.Dropout, nn.Dropout2d, DropPath)  # what they are in evaluation
 LEAVES = (_ConvNd, nn.Linear, FixedLinear, nn.LayerNorm, nn.GroupNorm, *NORMS, *NOTHING)
 
@@ -168,7 +168,7 @@ def _into_previous(layer: Any, norm: nn.Module, gain: Tensor, shift: Tensor) -> 
         if type(layer).__module__.partition(".")[0] != "torch" or isinstance(layer, _ConvTransposeNd):
             return False
         weight = layer.weight.double() * gain.view(-1, *(1,) * (layer.weight.ndim - 1))
-    elif (type(layer) is nn.Linear or isinstance(layer, FixedLinear)) and isinstance(norm, ListNorm):
+    elif (type(layer) in PLAIN or isinstance(layer, FixedLinear)) and isinstance(norm, ListNorm):
         weight = scale_outputs(layer.weight.double(), gain)
     else:
         return False
@@ -184,7 +184,7 @@ def _into_next(layer: Any, moved: bool, norm: nn.Module, gain: Tensor, shift: Te
     `moved`: between the two, channels were moved to the end.
     """
     listed = isinstance(norm, ListNorm)  # channels are its last axis
-    if listed != moved and (type(layer) is nn.Linear or (isinstance(layer, FixedLinear) and layer.groups == 1)):
+    if listed != moved and (type(layer) in PLAIN or (isinstance(layer, FixedLinear) and layer.groups == 1)):
         weight = layer.weight.double()
         extra = weight @ shift
         weight = weight * gain
