@@ -25,9 +25,9 @@ fast = saccade.optimize(model)                                                  
 
 `saccade.optimize` returns a copy that only answers: batch norms are folded into the layers beside them (the flow of
 data decides which, by tracing; a norm that no layer can take becomes one multiplication and one sum), weights are
-frozen and cast, and images are cast at the door. It works on saccade's models and segmenters and on timm's models. The answer is the
-original's within 1e-10 of its size in float64, 1e-4 in float32 and 5e-2 in bfloat16 or float16; the original is not
-touched. Coordinates (SparseFormer's regions and points) stay float32.
+frozen and cast, and images are cast at the door. It works on saccade's models and segmenters and on timm's models. The
+answer is the original's within 1e-10 of its size in float64, 1e-4 in float32 and 5e-2 in bfloat16 or float16; the
+original is not touched. Coordinates (SparseFormer's regions and points) stay float32.
 
 | where | what helps |
 |---|---|

@@ -57,7 +57,8 @@ if HAS_TRITON:
     @triton.jit
     def _kernel(
         x_pointer, w_pointer, b_pointer, m_pointer, v_pointer,
-        s_pointer, sw_pointer, sb_pointer, sm_pointer, sv_pointer, rows, channels, eps, s_eps, NORM: tl.constexpr, SHORTCUT: tl.constexpr, OTHER: tl.constexpr,
+        s_pointer, sw_pointer, sb_pointer, sm_pointer, sv_pointer, rows, channels, eps, s_eps,
+        NORM: tl.constexpr, SHORTCUT: tl.constexpr, OTHER: tl.constexpr,
         ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]

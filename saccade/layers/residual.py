@@ -48,7 +48,8 @@ def conv_norm_relu(
 def bare(conv: nn.Conv2d, norm: nn.Module, features: Tensor) -> tuple[Tensor, kernels.Norm]:
     """The convolution without its bias, and what is to be done to it: the bias, or the norm."""
     if isinstance(norm, nn.BatchNorm2d):
-        assert norm.running_mean is not None and norm.running_var is not None
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
         mean = norm.running_mean if conv.bias is None else norm.running_mean - conv.bias
         numbers = kernels.Norm(norm.bias, norm.weight, mean, norm.running_var, norm.eps)
     else:
