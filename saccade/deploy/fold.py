@@ -8,6 +8,7 @@ the multiplication and the sum that it is.
 
 from collections import Counter
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -79,7 +80,18 @@ class _Tracer(fx.Tracer):
 
 
 def _graphs(model: nn.Module) -> Iterator[tuple[nn.Module, fx.Graph]]:
-    """The model as few graphs as possible: the largest modules whose forward can be traced, each with its graph."""
+    """The model as few graphs as possible: the largest modules whose forward can be traced, each with its graph.
+
+    A forward may keep something it saw in its module, so it is a ghost that is traced: other modules, same tensors.
+    """
+    tensors = {id(value): value for value in [*model.parameters(), *model.buffers()]}
+    ghost = deepcopy(model, memo=tensors)
+    real = dict(model.named_modules())
+    for name, graph in _largest(ghost):
+        yield real[name], graph
+
+
+def _largest(model: nn.Module) -> Iterator[tuple[str, fx.Graph]]:
     traced: dict[nn.Module, fx.Graph] = {}
     opaque: set[nn.Module] = set()
     notrace = tuple(get_notrace_modules())
@@ -94,10 +106,10 @@ def _graphs(model: nn.Module) -> Iterator[tuple[nn.Module, fx.Graph]]:
             opaque.add(module)
             traced.pop(module, None)
     inside: set[nn.Module] = set()
-    for module in model.modules():  # the whole before its parts
+    for name, module in model.named_modules():  # the whole before its parts
         if module in traced and module not in inside:
             inside |= _followed(module, opaque)
-            yield module, traced[module]
+            yield name, traced[module]
 
 
 def _followed(root: nn.Module, opaque: set[nn.Module]) -> set[nn.Module]:

@@ -224,3 +224,17 @@ def test_a_cuda_graph_replays_the_model(name):
     assert graph(images[:1]).shape == (1, 10)
     with pytest.raises(RuntimeError, match="cannot be trained"):
         graph.train()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("backbone", "head"), [("svit_nano", "mask_rcnn"), ("sparseformer_nano", "sparse")])
+def test_detectors(backbone, head):
+    torch.manual_seed(0)
+    model = lived_in(saccade.create_detector(backbone, head, num_classes=3, min_size=64, max_size=96)).double()
+    copy = saccade.optimize(model, torch.float64)
+    images = [torch.rand(3, 64, 80), torch.rand(3, 70, 64)]  # float32: cast at the door
+    for found, expected in zip(copy(images), model([image.double() for image in images]), strict=True):
+        assert found.keys() == expected.keys()
+        torch.testing.assert_close(found["boxes"], expected["boxes"], rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(found["scores"], expected["scores"], rtol=1e-8, atol=1e-8)
+        assert len(expected["boxes"]) > 0
