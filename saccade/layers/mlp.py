@@ -6,7 +6,21 @@ from torch import Tensor, nn
 
 from saccade.kernels import onednn
 from saccade.layers.depthwise import DepthwiseConv
+from saccade.layers.linear import Linear
 from saccade.layers.norm import TokenNorm
+
+
+class TokenMlp(nn.Module):
+    """Widen, GELU, narrow again: the plain perceptron of a list of vectors."""
+
+    def __init__(self, dim: int, hidden_dim: int):
+        super().__init__()
+        self.fc1 = Linear(dim, hidden_dim)
+        self.fc2 = Linear(hidden_dim, dim)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens (B, M, D) -> tokens (B, M, D)."""
+        return self.fc2(F.gelu(self.fc1(tokens)))
 
 
 class ConvMlp(nn.Module):

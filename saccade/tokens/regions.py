@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from saccade.kernels import allowed, suits
 from saccade.kernels import looking as kernels
 from saccade.layers.boxes import adjust, centre_and_size, from_centre
+from saccade.layers.linear import Linear
 from saccade.layers.norm import TokenNorm
 from saccade.layers.sampling import clamp_gradient, sample
 from saccade.tokens.trace import RegionTrace, TubeTrace
@@ -152,11 +153,11 @@ class AdaptiveDecoder(nn.Module):
         self.channels = channels
         self.points = points
         self.norm = TokenNorm(dim, eps)
-        self.to_hidden = nn.Linear(dim, dim // 4)
-        self.to_weights = nn.Linear(dim // 4, channels * channels + points * points)
+        self.to_hidden = Linear(dim, dim // 4)
+        self.to_weights = Linear(dim // 4, channels * channels + points * points)
         self.channel_bias = nn.Parameter(torch.zeros(channels))
         self.point_bias = nn.Parameter(torch.zeros(points))
-        self.proj = nn.Linear(points * channels, dim)
+        self.proj = Linear(points * channels, dim)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -191,7 +192,7 @@ class StaticDecoder(nn.Module):
         self.point_weights = nn.Parameter(torch.empty(points, points))
         self.channel_bias = nn.Parameter(torch.zeros(channels))
         self.point_bias = nn.Parameter(torch.zeros(points))
-        self.proj = nn.Linear(points * channels, dim)
+        self.proj = Linear(points * channels, dim)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -212,7 +213,7 @@ class LinearDecoder(nn.Module):
 
     def __init__(self, dim: int, channels: int, points: int):
         super().__init__()
-        self.proj = nn.Linear(points * channels, dim)
+        self.proj = Linear(points * channels, dim)
 
     def forward(self, tokens: Tensor, features: Tensor, points: Tensor) -> Tensor:
         """features (B, C, H, W), points (B, M, P, 2) -> what to add to the tokens (B, M, D); tokens do not matter."""
