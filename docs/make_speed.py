@@ -61,10 +61,8 @@ def page() -> str:
         machine = document["machine"]
         threads = "" if "nvidia" in machine["device"].lower() else f", {machine['threads']} threads"
         parts.append(f"## {path.stem}\n")
-        parts.append(
-            f"{machine['device']}{threads}, torch {machine['torch']}, {machine['date']}, commit {machine['commit']}; "
-            f"ceiling {ceilings(document)}: `{document['command']}`\n"
-        )
+        where = f"{machine['device']}{threads}, torch {machine['torch']}, {machine['date']}, commit {machine['commit']}"
+        parts.append(f"{where}{ceilings(document)}: `{document['command']}`\n")
         rows = document["rows"]
         parts.append(pivot(rows) if rows and "column" in rows[0] else listing(rows))
         if document.get("notes"):
@@ -75,7 +73,8 @@ def page() -> str:
 
 
 def ceilings(document: dict) -> str:
-    return ", ".join(f"{value['tflops']:,.2f} TFLOP/s in {dtype}" for dtype, value in document["ceilings"].items())
+    known = [f"{value['tflops']:,.2f} TFLOP/s in {dtype}" for dtype, value in document["ceilings"].items()]
+    return "; ceiling " + ", ".join(known) if known else ""
 
 
 def pivot(rows: list[dict]) -> str:
