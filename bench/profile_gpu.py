@@ -17,9 +17,11 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--rows", type=int, default=14)
     parser.add_argument("--mode", default="inference")
+    parser.add_argument("--optimize", action="store_true", help="the copy of saccade.optimize")
     args = parser.parse_args()
     for name in args.models:
-        case = Case(name, args.size, args.batch, args.mode, dtype="bfloat16", channels_last=True, device="cuda")
+        how = dict(dtype="bfloat16", channels_last=True, device="cuda", optimized=args.optimize)
+        case = Case(name, args.size, args.batch, args.mode, **how)
         for on in (True, False):
             with enabled(on):
                 (found,) = measure([case], rounds=5, min_seconds=0.1)
@@ -34,7 +36,7 @@ def main() -> None:
             torch.cuda.synchronize()
         events = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
         total = sum(event.self_device_time_total for event in events)
-        launches = sum(event.count for event in events)
+        launches = sum(event.count for event in events if event.self_device_time_total > 0)
         print(f"  {total / 1e3:.2f} ms on the GPU, {launches} kernels")
         for event in events[: args.rows]:
             print(f"  {event.self_device_time_total / 1e3:7.3f} ms {event.count:4d}x {event.key[:90]}", flush=True)

@@ -5,7 +5,7 @@ beyond torch and timm themselves.
 """
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from saccade import explain as explain  # a package that can be called
 from saccade import models as models  # registers the models
@@ -16,6 +16,7 @@ from saccade.tasks.detection import create_detector
 from saccade.tasks.segmentation import create_segmenter
 
 if TYPE_CHECKING:
+    from saccade.deploy.optimize import optimize
     from saccade.explain.explanation import explain as explain
 
 try:
@@ -32,6 +33,15 @@ __all__ = [
     "explain",
     "list_models",
     "load_checkpoint",
+    "optimize",
     "record",
     "save_checkpoint",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "optimize":  # tracing machinery that only deployment needs
+        from saccade.deploy.optimize import optimize
+
+        return optimize
+    raise AttributeError(f"module 'saccade' has no attribute {name!r}")

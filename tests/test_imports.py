@@ -18,7 +18,8 @@ MAY_IMPORT = {
     "engine": {"tasks", "data", "engine", "models", "benchmark"},
     "explain": {"models", "tasks", "tokens", "explain", "data", "layers"},
     "export": {"models", "tasks", "tokens", "export"},
-    "benchmark": {"models", "tasks", "tokens", "benchmark"},
+    "benchmark": {"models", "tasks", "tokens", "benchmark", "deploy"},
+    "deploy": {"layers", "deploy"},
 }
 ONLY_TRACE = {"explain", "export", "benchmark"}  # of tokens/, they may know the traces alone
 EVERYWHERE = {"_extras", "weights"}  # leaves: they import nothing of the house

@@ -19,7 +19,7 @@ class Ceiling(NamedTuple):
 
 def measure_ceiling(device: str, dtype: torch.dtype = torch.float32) -> Ceiling:
     """A large matrix product and a large copy, the best of several."""
-    side = 8192 if device.startswith("cuda") else 1024
+    side = 8192 if device.startswith("cuda") else 2048
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     block = torch.empty(2**30 if device.startswith("cuda") else 2**26, dtype=torch.uint8, device=device)
     product = best_time(lambda: left @ right, device)

@@ -14,6 +14,7 @@ from torch import nn
 
 from saccade.benchmark.cost import count
 from saccade.benchmark.machine import Ceiling, PeakMemory, synchronize
+from saccade.deploy.optimize import optimize
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,6 +31,8 @@ class Case:
     dtype: str = "float32"  # below float32 by autocast
     channels_last: bool = False
     device: str = "cpu"
+    optimized: bool = False  # the copy of saccade.optimize: folded, and cast instead of autocast; inference only
+    cuda_graph: bool = False  # and its launches recorded
     options: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
@@ -136,6 +139,10 @@ def prepare(case: Case) -> tuple[Callable[[], Any], int]:
     layout = torch.channels_last if case.channels_last else torch.contiguous_format
     model = model.to(memory_format=layout)
     shape = model.pretrained_cfg["input_size"][:-2]
+    if case.optimized or case.cuda_graph:
+        if case.mode == "train":
+            raise ValueError("an optimised copy cannot be trained: measure it with mode inference.")
+        model = optimize(model, DTYPES[case.dtype], cuda_graph=case.cuda_graph)
     images = torch.randn(case.batch, *shape, case.size, case.size, device=case.device)
     if images.ndim == 4:
         images = images.to(memory_format=layout)
@@ -145,7 +152,7 @@ def prepare(case: Case) -> tuple[Callable[[], Any], int]:
 
 
 def autocast(case: Case):
-    if case.dtype == "float32":
+    if case.dtype == "float32" or case.optimized or case.cuda_graph:
         return nullcontext()
     return torch.autocast(case.device.partition(":")[0], DTYPES[case.dtype])
 

@@ -2,12 +2,16 @@
 
 import argparse
 import json
+import sys
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 HELP = "measure speed, memory and cost of models side by side; saccade's and timm's"
 EXAMPLE = "saccade bench svit_small swin_tiny_patch4_window7_224 --batch 8 --mode inference train"
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+RUNS, FORMATS = ("eager", "compiled", "cuda_graph"), ("contiguous", "channels_last")
+CIRCUMSTANCES = ("size", "batch", "mode", "compiled", "dtype", "channels_last", "optimized", "cuda_graph")
 SCALING_SIZES = (224, 320, 448, 640, 896, 1024)
 
 
@@ -16,13 +20,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", metavar="PX", help="sides of the image (default 224)")
     parser.add_argument("--batch", type=int, nargs="+", default=[8], metavar="N", help="images in a batch")
     parser.add_argument("--mode", nargs="+", choices=("inference", "train"), default=["inference"])
-    parser.add_argument("--run", nargs="+", choices=("eager", "compiled"), default=["eager"])
+    parser.add_argument("--run", nargs="+", choices=RUNS, default=["eager"], help="cuda_graph: recorded and replayed")
     parser.add_argument("--dtype", nargs="+", choices=("float32", "bfloat16", "float16"), default=["float32"])
-    parser.add_argument("--channels-last", action="store_true", help="images and weights channels-last in memory")
+    parser.add_argument(
+        "--memory-format", nargs="+", choices=FORMATS, default=["contiguous"], help="of images and weights"
+    )
+    parser.add_argument("--channels-last", action="store_true", help="the same as --memory-format channels_last")
+    parser.add_argument(
+        "--optimize", nargs="?", const="only", choices=("only", "both"), help="measure inference copies, or both kinds"
+    )
     parser.add_argument("--baseline", metavar="MODEL", help="the model that is 1.0 (default: the first)")
     parser.add_argument("--rounds", type=int, default=7, help="turns of every case")
     parser.add_argument("--seconds", type=float, default=0.2, help="least length of a turn")
     parser.add_argument("--threads", type=int, help="CPU threads")
+    parser.add_argument("--name", help="of the files in --out (default: date, machine and mode)")
     parser.add_argument("--scaling", action="store_true", help=f"cost against pixels: sizes {SCALING_SIZES}")
 
 
@@ -43,8 +54,13 @@ def run(args: argparse.Namespace) -> int:
         for dtype in args.dtype:
             own = [case for case in cases if case.dtype == dtype]
             rows += [m.to_dict() for m in measure(own, args.rounds, args.seconds, ceilings[dtype], tell)]
+            # What the machine reaches on its best day: a busy moment before the run must not lower it.
+            ceilings[dtype] = max(ceilings[dtype], measure_ceiling(device, DTYPES[dtype]))
+    for row in rows:
+        row["share_of_ceiling"] = row["tflops"] / ceilings[row["dtype"]].tflops
     add_ratios(rows, args.baseline or args.models[0])
     document = {
+        "command": " ".join(["saccade", *sys.argv[1:]]),
         "machine": describe_machine(device),
         "ceilings": {dtype: ceiling._asdict() for dtype, ceiling in ceilings.items()},
         "rows": rows,
@@ -75,6 +91,13 @@ def make_cases(args: argparse.Namespace, device: str) -> list[Any]:
         args.models = [*args.models, args.baseline]
     options, ours = settings(args.set), set(list_models())
     sizes = args.sizes or (SCALING_SIZES if args.scaling else (224,))
+    formats = ["channels_last"] if args.channels_last else args.memory_format
+    copies = {None: [False], "only": [True], "both": [False, True]}[args.optimize]
+    if "cuda_graph" in args.run and not device.startswith("cuda"):
+        raise ValueError(f"CUDA graphs need a CUDA device, this is {device}: leave cuda_graph out of --run.")
+    if "train" in args.mode and (args.optimize == "only" or args.run == ["cuda_graph"]):
+        raise ValueError("an inference copy cannot be trained: leave train out of --mode.")
+    axes = product(args.dtype, args.mode, args.run, formats, copies, args.batch, sizes, args.models)
     return [
         Case(
             name,
@@ -83,13 +106,14 @@ def make_cases(args: argparse.Namespace, device: str) -> list[Any]:
             mode,
             how == "compiled",
             dtype,
-            args.channels_last,
+            layout == "channels_last",
             device,
+            copy,
+            how == "cuda_graph",
             (options if name in ours else {}) | needs_size(name, size),
         )
-        for dtype, mode, how, batch, size, name in product(
-            args.dtype, args.mode, args.run, args.batch, sizes, args.models
-        )
+        for dtype, mode, how, layout, copy, batch, size, name in axes
+        if mode == "inference" or not (copy or how == "cuda_graph")
     ]
 
 
@@ -105,13 +129,11 @@ def needs_size(name: str, size: int) -> dict[str, Any]:
 def add_ratios(rows: list[dict[str, Any]], baseline: str) -> None:
     """Images a second relative to the baseline under the same circumstances."""
 
-    def circumstances(row: dict[str, Any]) -> tuple:
-        return tuple(row[key] for key in ("size", "batch", "mode", "compiled", "dtype"))
-
-    speeds = {circumstances(row): row["images_per_second"] for row in rows if row["model"] == baseline}
+    same = itemgetter(*CIRCUMSTANCES)
+    speeds = {same(row): row["images_per_second"] for row in rows if row["model"] == baseline}
     for row in rows:
         row["baseline"] = baseline
-        row["ratio"] = row["images_per_second"] / speeds[circumstances(row)]
+        row["ratio"] = row["images_per_second"] / speeds[same(row)]
 
 
 def write(document: dict[str, Any], args: argparse.Namespace) -> list[Path]:
@@ -121,7 +143,7 @@ def write(document: dict[str, Any], args: argparse.Namespace) -> list[Path]:
     machine, folder = document["machine"], Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)
     card = "-".join(machine["device"].split()[:3]).lower().replace("(r)", "").replace("/", "")
-    stem = f"{machine['date']}-{card}-{'scaling' if args.scaling else '-'.join(args.mode)}"
+    stem = args.name or f"{machine['date']}-{card}-{'scaling' if args.scaling else '-'.join(args.mode)}"
     target = folder / f"{stem}.json"
     temporary = target.with_name(f".{target.name}")
     temporary.write_text(json.dumps(document, indent=1))
@@ -133,8 +155,7 @@ def write(document: dict[str, Any], args: argparse.Namespace) -> list[Path]:
     else:
         accuracy = {name: paper.top1 for name, paper in REPORTED.items() if paper.top1} | COMPARED
         first = document["rows"][0]
-        alike = [row for row in document["rows"] if all(row[k] == first[k] for k in ("mode", "compiled", "dtype"))]
-        same = [row for row in alike if row["size"] == first["size"] and row["batch"] == first["batch"]]
+        same = [row for row in document["rows"] if all(row[key] == first[key] for key in CIRCUMSTANCES)]
         picture = plot_accuracy(same, accuracy, title, folder / f"{stem}.png")
         files += [picture] if picture else []
     return files
@@ -153,7 +174,7 @@ def print_table(document: dict[str, Any]) -> None:
     for column in ("px", "n", "how", "images/s", "±%", "ratio", "G", "TFLOP/s", "top%", "MiB"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in document["rows"]:
-        how = f"{row['mode'][:5]} {'comp' if row['compiled'] else 'eager'} {SHORT[row['dtype']]}"
+        how = circumstances(row)
         table.add_row(
             row["model"],
             str(row["size"]),
@@ -168,6 +189,13 @@ def print_table(document: dict[str, Any]) -> None:
             "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f}",
         )
     Console(width=max(112, Console().width)).print(table)
+
+
+def circumstances(row: dict[str, Any]) -> str:
+    """How a row was measured, in few letters: "infer eager bf16 nhwc opt"."""
+    run = "graph" if row["cuda_graph"] else "comp" if row["compiled"] else "eager"
+    words = [row["mode"][:5], run, SHORT[row["dtype"]]]
+    return " ".join(words + ["nhwc"] * row["channels_last"] + ["opt"] * row["optimized"])
 
 
 class progress_line:

@@ -1,7 +1,8 @@
 """Fused versions of hot steps, each beside a plain PyTorch twin of the same signature.
 
-In eager runs they are plain autograd functions; those that have proven themselves in compiled training are operators
-of torch.library too, over the same body, which compilers and exporters trace.
+In eager runs they are plain autograd functions. They are operators of torch.library too, over the same body, which
+compilers trace; those of them that compiled training has been checked with are taken there by themselves (`COMPILED`),
+the others inside `trusted(...)`.
 
 A kernel is taken on a CUDA device when Triton is there and the tensors suit it; everywhere else its twin runs.
 `saccade.kernels.enabled(False)` as a context keeps to the twins, which is how they are compared.
@@ -21,7 +22,8 @@ try:
 except ImportError:  # CPU-only installs have none
     HAS_TRITON = False
 
-_switch = {"on": True}
+COMPILED = ("layer_norm", "depthwise_post")  # forms that compiled training has been checked with, see bench/NOTES.md
+_switch = {"on": True, "compiled": COMPILED}
 
 
 @contextmanager
@@ -33,6 +35,22 @@ def enabled(on: bool) -> Iterator[None]:
         yield
     finally:
         _switch["on"] = before
+
+
+@contextmanager
+def trusted(*names: str) -> Iterator[None]:
+    """Let compilers take these kernels and no others: "layer_norm", "depthwise", "depthwise_post", "super_tokens"."""
+    before = _switch["compiled"]
+    _switch["compiled"] = names
+    try:
+        yield
+    finally:
+        _switch["compiled"] = before
+
+
+def allowed(name: str) -> bool:
+    """Whether this kernel may be taken here: always in eager runs, under a compiler once it is trusted there."""
+    return not torch.compiler.is_compiling() or name in _switch["compiled"]
 
 
 def suits(*tensors: Tensor) -> bool:

@@ -17,19 +17,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON, launched_directly, suits
+from saccade.kernels import HAS_TRITON, allowed, launched_directly, onednn, suits
 
 ACTS = {"": 0, "pre": 1, "post": 2}
 
 
 def depthwise(features: Tensor, weight: Tensor, bias: Tensor | None, act: str = "", shortcut: bool = True) -> Tensor:
     """features (B, C, H, W), weight (C, 1, 3, 3), bias (C) -> (B, C, H, W), channels-last in memory."""
-    compiling = torch.compiler.is_compiling()
-    trusted = not compiling or act == "post"  # what compiled training has been checked with, see bench/NOTES.md
     layout = features.is_contiguous(memory_format=torch.channels_last)
-    if bias is not None and trusted and layout and suits(features):
-        fused = _op if compiling else _Depthwise.apply
+    name = "depthwise_post" if act == "post" else "depthwise"
+    if bias is not None and layout and suits(features) and allowed(name):
+        fused = _op if torch.compiler.is_compiling() else _Depthwise.apply
         return fused(features.permute(0, 2, 3, 1), weight, bias, ACTS[act], shortcut).permute(0, 3, 1, 2)
+    if layout and act != "pre" and onednn.suits(features):
+        return onednn.depthwise(features, weight, bias, act == "post", shortcut)
     return depthwise_twin(features, weight, bias, act, shortcut)
 
 

@@ -7,8 +7,12 @@ that never leave the chip. What a cell sends to its nine neighbours is written o
 Forward: the map is read twice (means; association and grouping) and written once (the way back). Backward, with the
 association a constant: grouping and putting back are each other's gradients, so no further kernel is needed.
 
-Eager runs only: under a compiler the twins are taken (bench/NOTES.md says why).
+To a compiler the three steps are opaque operators: it sees shapes and strides, launches nothing itself, and every step
+makes sure of its own memory order. (In operators that a compiler looks into, one tensor stood in two places of a
+kernel, which it may treat as two copies; bench/NOTES.md.)
 """
+
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +22,7 @@ from saccade.kernels import HAS_TRITON
 if HAS_TRITON:
     import triton
     import triton.language as tl
+    from torch.library import custom_op
 
     @triton.jit
     def _place(rows, columns, cell, height, width, P: tl.constexpr):
@@ -134,6 +139,7 @@ if HAS_TRITON:
 
     def _group(x: Tensor, cell: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, H, W, C) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P), weights of tokens."""
+        x = x.contiguous()
         batch, height, width, channels, rows, columns = _sizes(x, cell)
         blocks, cells = _blocks(cell, channels, x.dtype), (batch, rows, columns)
         grid = (batch * rows * columns,)
@@ -153,6 +159,7 @@ if HAS_TRITON:
 
     def _collect(x: Tensor, association: Tensor, cell: int) -> Tensor:
         """x (B, H, W, C), association -> sums (B, rows, columns, C) of what every pixel gives to every token."""
+        x, association = x.contiguous(), association.contiguous()
         batch, height, width, channels, rows, columns = _sizes(x, cell)
         blocks, grid = _blocks(cell, channels, x.dtype), (batch * rows * columns,)
         sent = torch.empty(batch, rows, columns, 9, channels, dtype=torch.float32, device=x.device)
@@ -165,6 +172,7 @@ if HAS_TRITON:
 
     def _spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: int) -> Tensor:
         """tokens (B, rows, columns, C), association -> map (B, H, W, C)."""
+        tokens, association = tokens.contiguous(), association.contiguous()
         batch, rows, columns, channels = tokens.shape
         y = torch.empty(batch, height, width, channels, dtype=tokens.dtype, device=tokens.device)
         _spread_kernel[(batch * rows * columns,)](
@@ -193,6 +201,29 @@ if HAS_TRITON:
         (association,) = ctx.saved_tensors
         return back(g.contiguous(), association, ctx.cell), None, None, None, None
 
+    _group_op = custom_op("saccade::super_tokens_group", _group, mutates_args=())
+    _collect_op = custom_op("saccade::super_tokens_collect", _collect, mutates_args=())
+    _spread_op = custom_op("saccade::super_tokens_spread", _spread, mutates_args=())
+
+    @_group_op.register_fake
+    def _(x: Tensor, cell: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        batch, _, _, channels, rows, columns = _sizes(x, cell)
+        association = x.new_empty(batch, rows, columns, 9, cell * cell)
+        weight = x.new_empty(batch, rows, columns, dtype=torch.float32)
+        return x.new_empty(batch, rows, columns, channels), association, weight
+
+    @_collect_op.register_fake
+    def _(x: Tensor, association: Tensor, cell: int) -> Tensor:
+        batch, _, _, channels, rows, columns = _sizes(x, cell)
+        return x.new_empty(batch, rows, columns, channels)
+
+    @_spread_op.register_fake
+    def _(tokens: Tensor, association: Tensor, cell: int, height: int, width: int) -> Tensor:
+        return tokens.new_empty(tokens.shape[0], height, width, tokens.shape[3])
+
+    _group_op.register_autograd(partial(_group_backward, back=_spread_op), setup_context=_save_group)
+    _spread_op.register_autograd(partial(_spread_backward, back=_collect_op), setup_context=_save_spread)
+
     class _Group(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x: Tensor, cell: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -217,10 +248,11 @@ if HAS_TRITON:
 
 def group(x: Tensor, cell: int, eps: float) -> tuple[Tensor, Tensor]:
     """x (B, H, W, C) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P)."""
-    tokens, association, _ = _Group.apply(x, cell, eps)
+    tokens, association, _ = (_group_op if torch.compiler.is_compiling() else _Group.apply)(x, cell, eps)
     return tokens, association
 
 
 def spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: int) -> Tensor:
     """tokens (B, rows, columns, C), association (B, rows, columns, 9, P) -> map (B, H, W, C)."""
-    return _Spread.apply(tokens, association, cell, height, width)
+    fused = _spread_op if torch.compiler.is_compiling() else _Spread.apply
+    return fused(tokens, association, cell, height, width)

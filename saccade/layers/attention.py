@@ -3,6 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.layers.linear import Linear
+
 
 class SelfAttention(nn.Module):
     """Every vector asks all the others; one fused projection, PyTorch's fused attention.
@@ -14,9 +16,9 @@ class SelfAttention(nn.Module):
         super().__init__()
         check_heads(dim, num_heads)
         self.num_heads = num_heads
-        self.qkv = nn.Linear(dim, 3 * dim)
+        self.qkv = Linear(dim, 3 * dim)
         self.norm = nn.LayerNorm(dim, eps=1e-6) if sub_norm else nn.Identity()
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
 
     def forward(self, tokens: Tensor, bias: Tensor | None = None) -> Tensor:
         """tokens (B, M, D), optional bias (heads, M, M) added to the scores -> tokens (B, M, D)."""
@@ -35,10 +37,10 @@ class CrossAttention(nn.Module):
         super().__init__()
         check_heads(dim, num_heads)
         self.num_heads = num_heads
-        self.to_query = nn.Linear(dim, dim)
-        self.to_key_value = nn.Linear(dim, 2 * dim)
+        self.to_query = Linear(dim, dim)
+        self.to_key_value = Linear(dim, 2 * dim)
         self.norm = nn.LayerNorm(dim, eps=1e-6) if sub_norm else nn.Identity()
-        self.proj = nn.Linear(dim, dim)
+        self.proj = Linear(dim, dim)
 
     def forward(self, pixels: Tensor, tokens: Tensor) -> Tensor:
         """pixels (B, N, D), tokens (B, M, D) -> what every pixel found (B, N, D)."""

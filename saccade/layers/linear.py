@@ -4,6 +4,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.kernels import onednn
+
+
+class Linear(nn.Linear):
+    """The library's, by the faster of its two roads for inference on CPUs."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input (…, C) -> (…, D)."""
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if onednn.suits(input):
+                return onednn.linear(input, self.weight, self.bias)
+        return F.linear(input, self.weight, self.bias)
+
 
 class GroupedLinear(nn.Module):
     """Channels in groups, each with its own matrix, without bias: a grouped 1x1 convolution, as one batched product."""
@@ -67,6 +80,24 @@ class LinearNorm(nn.Module):
         return self.forward(vectors).unflatten(2, (self.groups, -1))
 
 
+class FixedLinear(nn.Module):
+    """What is left of `LinearNorm` once its statistics are fixed: one linear map with bias, grouped or not."""
+
+    def __init__(self, weight: Tensor, bias: Tensor):
+        super().__init__()
+        self.groups = weight.shape[0] if weight.ndim == 3 else 1
+        self.weight = nn.Parameter(weight, requires_grad=False)  # (D, C), or (groups, C/groups, D/groups)
+        self.bias = nn.Parameter(bias, requires_grad=False)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """vectors (B, N, C) -> (B, N, D)."""
+        return self.grouped(vectors).flatten(2)
+
+    def grouped(self, vectors: Tensor) -> Tensor:
+        """vectors (B, N, C) -> (B, N, groups, D/groups)."""
+        return fixed_linear(vectors, self.weight, self.bias, self.groups)
+
+
 class FoldedLinearNorm(LinearNorm):
     """The same for long lists: once its statistics are fixed, the norm is folded into the matrix on the way.
 
@@ -81,13 +112,22 @@ class FoldedLinearNorm(LinearNorm):
         """vectors (B, N, C) -> (B, N, groups, D/groups)."""
         if self.norm.bn.training:
             return self.norm(self.linear(vectors)).unflatten(2, (self.groups, -1))
-        weight, (gain, bias) = self.linear.weight, self.norm.affine()
-        if self.groups == 1:
-            return F.linear(vectors, weight * gain.unsqueeze(1), bias).unsqueeze(2)
-        rows = vectors.flatten(0, 1).unflatten(1, (self.groups, -1)).transpose(0, 1)  # (groups, B * N, C/groups)
-        gain, bias = gain.unflatten(0, (self.groups, 1, -1)), bias.unflatten(0, (self.groups, 1, -1))
-        found = torch.baddbmm(bias, rows, weight * gain)
-        return found.transpose(0, 1).unflatten(0, (vectors.shape[0], vectors.shape[1]))
+        gain, bias = self.norm.affine()
+        return fixed_linear(vectors, scale_outputs(self.linear.weight, gain), bias, self.groups)
+
+
+def fixed_linear(vectors: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
+    """vectors (B, N, C) -> (B, N, groups, D/groups), group by group in memory, as attention by heads wants it."""
+    if groups == 1:
+        return F.linear(vectors, weight, bias).unsqueeze(2)
+    rows = vectors.flatten(0, 1).unflatten(1, (groups, -1)).transpose(0, 1)  # (groups, B * N, C/groups)
+    found = torch.baddbmm(bias.unflatten(0, (groups, 1, -1)), rows, weight)
+    return found.transpose(0, 1).unflatten(0, (vectors.shape[0], vectors.shape[1]))
+
+
+def scale_outputs(weight: Tensor, gain: Tensor) -> Tensor:
+    """Every output channel times its gain (D,): weight (D, C), or (groups, C/groups, D/groups)."""
+    return weight * (gain.unsqueeze(1) if weight.ndim == 2 else gain.unflatten(0, (weight.shape[0], 1, -1)))
 
 
 def pixel_linear(in_dim: int, dim: int, groups: int = 1, norm: bool = True) -> LinearNorm:

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.kernels import allowed, suits
 from saccade.kernels import layer_norm as kernels
-from saccade.kernels import suits
 
 
 class TokenNorm(nn.LayerNorm):
@@ -34,7 +34,7 @@ def layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
     the map to every reader, which casts it again.
     """
     if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-        if suits(tokens) and tokens.is_contiguous() and tokens.shape[-1] <= 2048:
+        if suits(tokens) and allowed("layer_norm") and tokens.is_contiguous() and tokens.shape[-1] <= 2048:
             return kernels.layer_norm(tokens, weight, bias, eps)
     low = tokens.dtype == torch.bfloat16 or tokens.dtype == torch.float16
     if low and not torch.jit.is_scripting():

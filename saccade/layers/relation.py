@@ -61,9 +61,15 @@ class TokenTransformer(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         """vectors (B, M, D) -> (B, M, D)."""
         query, key = self.to_query_key(vectors).unflatten(2, (self.num_heads, 2, -1)).transpose(1, 2).unbind(3)
-        value = self.to_value(vectors).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, M, D/heads)
-        mixed = F.scaled_dot_product_attention(query, key, value)
-        vectors = vectors + self.drop_path(self.norm(mixed.transpose(1, 2).flatten(2)))
+        value = self.to_value(vectors)
+        if not self.norm.bn.training:
+            # With fixed statistics the norm is affine, and weights that sum to 1 let it pass.
+            value = self.norm(value)
+        value = value.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, M, D/heads)
+        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        if self.norm.bn.training:
+            mixed = self.norm(mixed)
+        vectors = vectors + self.drop_path(mixed)
         return self.mlp(vectors)
 
 

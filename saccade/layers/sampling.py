@@ -11,12 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from saccade.kernels import allowed, looking, suits
+
 
 def sample(features: Tensor, points: Tensor) -> Tensor:
     """features (B, C, H, W) at points (B, M, P, 2), x y in units of the map -> (B, M, P, C).
 
     Or features (B, C, T, H, W) at points (B, M, P, 3), x y t. The result has the type of the features.
     """
+    if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+        if points.shape[-1] == 2 and points.dtype == torch.float32 and suits(features, points) and allowed("looking"):
+            return looking.sample(features.permute(0, 2, 3, 1), points)
     first, steps, share = neighbours(points, features.shape[2:])
     pixels = features.flatten(2).transpose(1, 2).flatten(0, 1)  # (B N, C), a view when channels-last
     return weighted_rows(pixels, first, steps, share)

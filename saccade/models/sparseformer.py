@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp, calculate_drop_path_rates, drop_path, trunc_normal_
+from timm.layers import calculate_drop_path_rates, drop_path, trunc_normal_
 from timm.models import checkpoint, generate_default_cfgs, register_notrace_function, register_notrace_module
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from saccade.layers.attention import SelfAttention
 from saccade.layers.grid import channels_last, check_images
+from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
 from saccade.models._build import build, choose, pretrained_cfg, register
 from saccade.tokens.locate import LocationAttention, locate
@@ -110,7 +111,7 @@ class SparseFormerBlock(nn.Module):
         self.attn = SelfAttention(dim, num_heads)
         self.look = look
         self.norm2 = TokenNorm(dim)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio))
+        self.mlp = TokenMlp(dim, int(dim * mlp_ratio))
 
     def forward(self, tokens: Tensor, regions: Tensor, features: Tensor, drop: float) -> tuple[Tensor, Tensor]:
         """tokens (B, M, D), regions (B, M, 4), features (B, C, H, W), rate of drop path -> tokens, regions."""
@@ -198,6 +199,7 @@ class SparseFormer(nn.Module):
     """
 
     axes = 2  # of what tokens look at: across and down; a video adds time
+    precise = ("regions",)  # coordinates stay float32 when a copy is cast
 
     def __init__(
         self,

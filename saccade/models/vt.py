@@ -36,12 +36,14 @@ from timm.models import (
     register_notrace_module,
 )
 from timm.models._features import feature_take_indices
-from timm.models.resnet import BasicBlock, Bottleneck, ResNet
+from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, TokenTransformer
+from saccade.layers.residual import conv_norm_relu, fits_inference
 from saccade.models._build import build, choose, pretrained_cfg, register
+from saccade.models._resnet import LeanBasicBlock, LeanBottleneck
 from saccade.tokens.projector import TokenProjector
 from saccade.tokens.visual_tokens import TOKENIZERS, KeepTokenizer, RecurrentTokenizer, RepeatedTokenizer, pixel_groups
 
@@ -49,7 +51,7 @@ __all__ = ["VT"]
 register_notrace_function(check_images)
 register_notrace_function(channels_last)
 
-BLOCKS = {"basic": BasicBlock, "bottleneck": Bottleneck}
+BLOCKS = {"basic": LeanBasicBlock, "bottleneck": LeanBottleneck}
 RELATIONS = ("transformer", "equations", "graph", "none", "skip")
 
 
@@ -297,7 +299,11 @@ class VT(nn.Module):
     def forward_stem(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> features (B, C, H/4, W/4)."""
         check_images(images, self.in_chans)
-        return self.maxpool(self.act1(self.bn1(self.conv1(channels_last(images)))))
+        images = channels_last(images)
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if fits_inference(images, (self.conv1,), (self.bn1,)):
+                return self.maxpool(conv_norm_relu(self.conv1, self.bn1, images))
+        return self.maxpool(self.act1(self.bn1(self.conv1(images))))
 
     def forward_tokens(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> the last module's tokens (B, M, D)."""

@@ -15,7 +15,10 @@ import torch.nn.functional as F
 from timm.layers import drop_path
 from torch import Tensor, nn
 
+from saccade.kernels import allowed, suits
+from saccade.kernels import looking as kernels
 from saccade.layers.boxes import adjust, centre_and_size, from_centre
+from saccade.layers.linear import Linear
 from saccade.layers.norm import TokenNorm
 from saccade.layers.sampling import clamp_gradient, sample
 from saccade.tokens.trace import RegionTrace, TubeTrace
@@ -44,14 +47,22 @@ class RegionTokenizer(nn.Module):
 
         `drop` is the drop path rate of this pass; the deltas of the regions are dropped like any residual (SF-51).
         """
-        if self.adjuster is not None:
-            deltas = drop_path(self.adjuster(tokens), drop, self.training)
-            regions = adjust(regions, deltas.to(regions.dtype))
-        points = self.placer(tokens, regions)
-        if self.restrict_gradient:
+        regions, points = self.place(tokens, regions, drop)
+        if self.restrict_gradient and torch.is_grad_enabled():
             points = clamp_gradient(points, self.loss_scale.to(points.dtype) / features.shape[-2])
         decoded = self.decoder(tokens, features, points)
         return tokens + drop_path(decoded, drop, self.training), regions, points
+
+    def place(self, tokens: Tensor, regions: Tensor, drop: float) -> tuple[Tensor, Tensor]:
+        """Where to look: tokens (B, M, D), regions (B, M, 4) -> regions (B, M, 4), points (B, M, P, 2)."""
+        if self.adjuster is None:
+            return regions, self.placer(tokens, regions)
+        deltas = drop_path(self.adjuster(tokens), drop, self.training)
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if isinstance(self.placer, PointPlacer) and self.placer.axes == 2 and fits_kernels(tokens, regions):
+                return self.placer.place(tokens, deltas, regions)
+        regions = adjust(regions, deltas.to(regions.dtype))
+        return regions, self.placer(tokens, regions)
 
     def trace(self, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> RegionTrace | TubeTrace:
         """What one call of this module says about where its tokens looked."""
@@ -85,6 +96,8 @@ class PointPlacer(nn.Module):
     which shrinks the grid to half the region; the authors' weights want 1.
     """
 
+    precise = ("grid",)
+
     def __init__(self, dim: int, points: int, axes: int = 2, scale: float = 1.0, eps: float = 1e-5):
         super().__init__()
         self.axes = axes
@@ -106,11 +119,18 @@ class PointPlacer(nn.Module):
         offsets = self.to_offset(self.norm(tokens)).to(regions.dtype) + self.grid
         return spread_points(offsets.unflatten(2, (-1, self.axes)), regions, self.scale, self.eps)
 
+    @torch.jit.ignore
+    def place(self, tokens: Tensor, deltas: Tensor, regions: Tensor) -> tuple[Tensor, Tensor]:
+        """Adjust the regions by the deltas (B, M, 4) first; both in one kernel -> regions, points."""
+        offsets = self.to_offset(self.norm(tokens))
+        return kernels.place(adjust_and_spread, deltas, regions, offsets, self.grid, self.scale, self.eps)
+
 
 class FixedPoints(nn.Module):
     """The grid of points in every region, whatever the token: the ablation without focusing (SF-38)."""
 
     grid: Tensor
+    precise = ("grid",)
 
     def __init__(self, points: int, axes: int = 2, scale: float = 1.0, eps: float = 1e-5):
         super().__init__()
@@ -133,11 +153,11 @@ class AdaptiveDecoder(nn.Module):
         self.channels = channels
         self.points = points
         self.norm = TokenNorm(dim, eps)
-        self.to_hidden = nn.Linear(dim, dim // 4)
-        self.to_weights = nn.Linear(dim // 4, channels * channels + points * points)
+        self.to_hidden = Linear(dim, dim // 4)
+        self.to_weights = Linear(dim // 4, channels * channels + points * points)
         self.channel_bias = nn.Parameter(torch.zeros(channels))
         self.point_bias = nn.Parameter(torch.zeros(points))
-        self.proj = nn.Linear(points * channels, dim)
+        self.proj = Linear(points * channels, dim)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -172,7 +192,7 @@ class StaticDecoder(nn.Module):
         self.point_weights = nn.Parameter(torch.empty(points, points))
         self.channel_bias = nn.Parameter(torch.zeros(channels))
         self.point_bias = nn.Parameter(torch.zeros(points))
-        self.proj = nn.Linear(points * channels, dim)
+        self.proj = Linear(points * channels, dim)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -193,7 +213,7 @@ class LinearDecoder(nn.Module):
 
     def __init__(self, dim: int, channels: int, points: int):
         super().__init__()
-        self.proj = nn.Linear(points * channels, dim)
+        self.proj = Linear(points * channels, dim)
 
     def forward(self, tokens: Tensor, features: Tensor, points: Tensor) -> Tensor:
         """features (B, C, H, W), points (B, M, P, 2) -> what to add to the tokens (B, M, D); tokens do not matter."""
@@ -213,11 +233,37 @@ def sample_and_mix(
     features (B, C, H, W), points (B, M, P, 2), channel_weights (B, M, C, C) as (in, out), point_weights (B, M, P, P),
     channel_bias (C), point_bias (P) -> mixed (B, M, P, C). The hot step of the family.
     """
+    if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+        if mixes_at_once(features, points, channel_weights, point_weights):
+            matrices = channel_weights, point_weights
+            return kernels.mix(features.permute(0, 2, 3, 1), points, *matrices, channel_bias, point_bias)
     sampled = sample(features, points).flatten(0, 1)  # (B M, P, C)
     channel_bias, point_bias = channel_bias.to(sampled.dtype), point_bias.to(sampled.dtype).unsqueeze(1)
     mixed = F.gelu(torch.baddbmm(channel_bias, sampled, channel_weights.flatten(0, 1)))
     mixed = F.gelu(torch.baddbmm(point_bias, point_weights.flatten(0, 1), mixed))  # (B M, P, C)
     return mixed.unflatten(0, (features.shape[0], -1))
+
+
+def fits_kernels(tokens: Tensor, coordinates: Tensor) -> bool:
+    """Whether the fused kernels take these."""
+    return coordinates.dtype == torch.float32 and suits(tokens, coordinates) and allowed("looking")
+
+
+def mixes_at_once(features: Tensor, points: Tensor, channel_weights: Tensor, point_weights: Tensor) -> bool:
+    """Whether sampling and mixing can be one kernel: inference on images, matrices small enough for a chip."""
+    if torch.is_grad_enabled() or points.shape[-1] != 2 or points.shape[2] > 64 or features.shape[1] > 128:
+        return False
+    known = fits_kernels(features, points) and suits(channel_weights, point_weights)
+    return known and kernels.mixes(channel_weights, point_weights)
+
+
+def adjust_and_spread(
+    deltas: Tensor, regions: Tensor, offsets: Tensor, grid: Tensor, scale: float, eps: float
+) -> tuple[Tensor, Tensor]:
+    """deltas and regions (B, M, 4), offsets (B, M, 2 P), grid (2 P) -> regions (B, M, 4), points (B, M, P, 2)."""
+    regions = adjust(regions, deltas.to(regions.dtype))
+    offsets = (offsets.to(regions.dtype) + grid).unflatten(2, (-1, 2))
+    return regions, spread_points(offsets, regions, scale, eps)
 
 
 def spread_points(offsets: Tensor, regions: Tensor, scale: float, eps: float) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.kernels import suits
+from saccade.kernels import allowed, suits
 from saccade.kernels import super_tokens as kernels
 from saccade.tokens.trace import AssociationTrace
 
@@ -53,8 +53,8 @@ class SuperTokenizer(nn.Module):
         """Whether the fused kernel computes what this module is asked for."""
         plain = self.iterations == 1 and self.detach and not self.mask_border
         layout = features.is_contiguous(memory_format=torch.channels_last)
-        eager = not torch.compiler.is_compiling()
-        return eager and plain and layout and suits(features) and self.cell <= 16 and features.shape[1] <= 256
+        small = self.cell <= 16 and features.shape[1] <= 256
+        return plain and layout and small and suits(features) and allowed("super_tokens")
 
     def trace(self, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> AssociationTrace:
         """What one call of this module says about pixels and tokens."""
@@ -130,7 +130,7 @@ def spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: i
     Without an association (no iterations) every pixel takes the token of its own cell.
     """
     if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-        if association.numel() > 0 and not torch.compiler.is_compiling() and suits(tokens, association):
+        if association.numel() > 0 and suits(tokens, association) and allowed("super_tokens"):
             return kernels.spread(tokens.contiguous(), association, cell, height, width).permute(0, 3, 1, 2)
     if association.numel() == 0:
         pixels = tokens.unsqueeze(3).expand(-1, -1, -1, cell * cell, -1)

@@ -142,3 +142,30 @@ def test_a_gpu_that_is_not_there_is_named():
     assert pick_device("auto") == "cpu"
     with pytest.raises(ValueError, match="no CUDA GPU"):
         pick_device("cuda")
+
+
+def test_bench_measures_inference_copies_beside_the_originals(capsys):
+    words = "bench svit_nano resnet10t --sizes 32 --batch 1 --rounds 1 --seconds 0 --optimize both --json --device cpu"
+    code, out, _ = run(capsys, *words.split(), "--memory-format", "contiguous", "channels_last")
+    assert code == 0
+    rows = json.loads(out)["rows"]
+    assert [(row["channels_last"], row["optimized"]) for row in rows[::2]] == [
+        (False, False),
+        (False, True),
+        (True, False),
+        (True, True),
+    ]
+    assert all(row["ratio"] == 1 for row in rows[::2])  # every kind has its own baseline
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--run cuda_graph", "CUDA graphs need a CUDA device, this is cpu"),
+        ("--optimize --mode train", "an inference copy cannot be trained"),
+    ],
+)
+def test_bench_refuses_what_cannot_be_measured(capsys, words, told):
+    code, _, err = run(capsys, *f"bench svit_nano --sizes 32 --device cpu {words}".split())
+    assert code == 1
+    assert told in err

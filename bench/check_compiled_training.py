@@ -1,0 +1,122 @@
+"""Compiled training against eager, update by update: where does the first difference or non-finite value show up?
+
+    python bench/check_compiled_training.py svit_nano --updates 300                  # every set of kernels
+    python bench/check_compiled_training.py svit_nano --kernels depthwise super_tokens --updates 300
+
+For every set of kernels that compilers may take: N updates under bfloat16 autocast on the same random pictures (whose
+classes can be learnt), with the loss, the largest gradient and the first parameter that is not finite. Then one update
+from the same weights, compiled and eager with the twins in float32, and the relative difference of every gradient, the
+worst first: a kernel that is wrong under a compiler stands out by orders of magnitude.
+"""
+
+import argparse
+
+import torch
+import torch.nn.functional as F
+from timm.models import create_model
+
+import saccade  # noqa: F401  (registers the models)
+from saccade.kernels import COMPILED, enabled, trusted
+
+SETS = {
+    "none": (),
+    "default": COMPILED,
+    "depthwise": (*COMPILED, "depthwise"),
+    "super_tokens": (*COMPILED, "super_tokens"),
+    "all": (*COMPILED, "depthwise", "super_tokens"),
+}
+
+
+def pictures(batch: int, size: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noise with a mark of its class: a plane wave, another direction for every class."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (batch,), generator=generator)
+    line = torch.linspace(0, 6.28, size)
+    angle = labels.float() / classes * 3.14
+    wave = torch.sin(
+        4 * (line[None, None] * angle.cos()[:, None, None] + line[None, :, None] * angle.sin()[:, None, None])
+    )
+    images = torch.randn(batch, 3, size, size, generator=generator) + wave[:, None]
+    return images.cuda().contiguous(memory_format=torch.channels_last), labels.cuda()
+
+
+def fresh(args: argparse.Namespace):
+    torch.manual_seed(0)
+    return create_model(args.model, num_classes=10).cuda().to(memory_format=torch.channels_last).train()
+
+
+def broken(model) -> str | None:
+    """The first parameter whose value or gradient is not finite."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            return f"gradient of {name}"
+        if not parameter.isfinite().all():
+            return name
+    return None
+
+
+def train(args: argparse.Namespace, compiled: bool) -> str:
+    model = fresh(args)
+    forward = torch.compile(model, fullgraph=True) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05, fused=True)
+    first, loss = None, torch.zeros(())
+    for update in range(args.updates):
+        images, labels = pictures(args.batch, args.size, 10, update)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(forward(images), labels)
+        loss.backward()
+        first = float(loss) if first is None else first
+        where = broken(model)
+        if where or not loss.isfinite():
+            return f"update {update}: {where or 'loss'} is not finite (loss {float(loss):.3f})"
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return f"{args.updates} updates, loss {first:.3f} -> {float(loss):.3f}"
+
+
+def gradients(args: argparse.Namespace, compiled: bool, exact: bool) -> dict[str, torch.Tensor]:
+    model = fresh(args)
+    images, labels = pictures(args.batch, args.size, 10, 12345)
+    forward = torch.compile(model, fullgraph=True) if compiled else model
+    with torch.autocast("cuda", torch.bfloat16, enabled=not exact):
+        F.cross_entropy(forward(images), labels).backward()
+    return {name: parameter.grad.double() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def compare(args: argparse.Namespace, names: tuple[str, ...]) -> None:
+    with enabled(False):
+        exact = gradients(args, compiled=False, exact=True)
+        twins = gradients(args, compiled=False, exact=False)
+    torch._dynamo.reset()
+    with trusted(*names):
+        found = gradients(args, compiled=True, exact=False)
+
+    def error(values: dict[str, torch.Tensor], name: str) -> float:
+        return ((values[name] - exact[name]).norm() / exact[name].norm().clamp(min=1e-12)).item()
+
+    worst = sorted(exact, key=lambda name: -error(found, name) / max(error(twins, name), 1e-4))
+    for name in worst[: args.rows]:
+        print(f"    {error(found, name):9.2e} compiled, {error(twins, name):9.2e} eager with twins: {name}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="svit_nano")
+    parser.add_argument("--updates", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--kernels", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--rows", type=int, default=5)
+    args = parser.parse_args()
+    print(f"eager, all kernels: {train(args, compiled=False)}", flush=True)
+    for name in args.kernels:
+        torch._dynamo.reset()
+        with trusted(*SETS[name]):
+            print(f"compiled, {name}: {train(args, compiled=True)}", flush=True)
+        torch._dynamo.reset()
+        compare(args, SETS[name])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The whole table of speeds on one GPU, in at most a few minutes: `bench/run_all.sh`, or
+
+    python bench/gpu_table.py --warm                 # compile every model once, several at a time: fills the caches
+    python bench/gpu_table.py --out DIR --minutes 6  # measure column by column, writing after each
+
+Every column is one interleaved run over all models. Columns stand in the order of what is wanted most; when the time
+is up, the rest is left out and named. `--out` gets table.json and scaling.json, which docs/make_speed.py prints.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+import saccade  # noqa: F401  (registers the models)
+from saccade.benchmark import Case, describe_machine, measure, measure_ceiling
+from saccade.cli.bench import add_ratios, needs_size
+
+OURS = ("svit_small", "paca_small", "sparseformer_tiny", "vt_resnet50")
+THEIRS = ("resnet50", "swin_tiny_patch4_window7_224", "pvt_v2_b2", "deit_small_patch16_224")
+MODELS = (*OURS, *THEIRS)
+SCALED = ("sparseformer_tiny", "paca_small", "svit_small", "swin_tiny_patch4_window7_224", "deit_small_patch16_224")
+SCALING = (224, 320, 448, 640, 896, 1024)
+COLUMNS = {
+    "eager": dict(),
+    "1024 px": dict(size=1024, batch=8),
+    "training": dict(mode="train"),
+    "optimised": dict(optimized=True),
+    "CUDA graph": dict(optimized=True, cuda_graph=True),
+    "compiled": dict(compiled=True),
+    "compiled training": dict(compiled=True, mode="train"),
+    "compiled, optimised": dict(compiled=True, optimized=True),
+}
+
+
+def case(model: str, size: int = 224, batch: int = 128, **how) -> Case:
+    options = needs_size(model, size)
+    return Case(model, size, batch, dtype="bfloat16", channels_last=True, device="cuda", options=options, **how)
+
+
+def run_column(cases: list[Case], ceiling, rounds: int) -> tuple[list[dict], list[str]]:
+    """Rows of the cases that work, and what the others said."""
+    try:
+        rows = [found.to_dict() for found in measure(cases, rounds, 0.1, ceiling)]
+        return rows, []
+    except Exception as problem:
+        traceback.print_exc()
+        if len(cases) == 1:
+            return [], [f"{cases[0].model}: {problem!r}"[:300]]
+    rows, failures = [], []
+    for one in cases:  # the one that fails must not take the others along
+        torch.cuda.empty_cache()
+        own_rows, own_failures = run_column([one], ceiling, rounds)
+        rows, failures = rows + own_rows, failures + own_failures
+    return rows, failures
+
+
+def save(path: Path, rows: list[dict], ceiling, notes: list[str]) -> None:
+    for row in rows:
+        row.pop("rounds", None)
+    document = {
+        "command": "bench/run_all.sh",
+        "machine": describe_machine("cuda"),
+        "ceilings": {"bfloat16": ceiling._asdict()},
+        "notes": notes,
+        "rows": rows,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1))
+
+
+def table(out: Path, deadline: float, columns: list[str], rounds: int) -> None:
+    ceiling = measure_ceiling("cuda", torch.bfloat16)
+    print(f"ceiling {ceiling.tflops:.0f} TFLOP/s, copy {ceiling.gbytes:.0f} GB/s", flush=True)
+    rows, notes = [], []
+    for name in columns:
+        if time.time() > deadline:
+            notes.append(f"{name}: no time left")
+            continue
+        start = time.time()
+        found, failures = run_column([case(model, **COLUMNS[name]) for model in MODELS], ceiling, rounds)
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
+        if any(row["model"] == "resnet50" for row in found):
+            add_ratios(found, "resnet50")
+        rows += [row | {"column": name} for row in found]
+        notes += [f"{name}: {failure}" for failure in failures]
+        save(out / "table.json", rows, ceiling, notes)
+        for row in found:
+            memory = (row["peak_bytes"] or 0) / 2**30
+            print(
+                f"{name:<20}{row['model']:<30}{row['images_per_second']:9.0f} images/s ±{100 * row['spread']:.0f}% "
+                f"{memory:6.2f} GiB {100 * row['share_of_ceiling']:5.1f}% of the ceiling"
+            )
+        print(f"{name}: {time.time() - start:.0f} s", flush=True)
+    if time.time() < deadline:
+        cases = [case(model, size, 8, optimized=False) for model in SCALED for size in SCALING]
+        found, failures = run_column(cases, ceiling, 3)
+        save(out / "scaling.json", found, ceiling, failures)
+        for model in SCALED:
+            own = [row for row in found if row["model"] == model]
+            print(f"{model:<30}" + "".join(f"{row['size']:>6} px {1e3 * row['seconds']:7.2f} ms" for row in own))
+    print(*notes, sep="\n", flush=True)
+
+
+def warm(model: str) -> None:
+    """Compile one model for inference and training: what is compiled stays in the caches on disk."""
+    from saccade.benchmark.timing import prepare
+
+    for how in (COLUMNS["compiled"], COLUMNS["compiled training"]):
+        try:
+            step, _ = prepare(case(model, **(how | {"batch": 128})))
+            step()
+            torch.cuda.synchronize()
+        except Exception as problem:
+            print(f"{model}: {problem!r}"[:300], flush=True)
+
+
+def warm_all(at_once: int) -> None:
+    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "1"}
+    waiting, running = list(MODELS), []
+    while waiting or running:
+        running = [process for process in running if process.poll() is None]
+        while waiting and len(running) < at_once:
+            command = [sys.executable, __file__, "--warm-one", waiting.pop(0)]
+            running.append(subprocess.Popen(command, env=environment))
+        time.sleep(0.5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--at-once", type=int, default=8, help="models compiled at the same time")
+    parser.add_argument("--warm-one", metavar="MODEL")
+    args = parser.parse_args()
+    if args.warm_one:
+        warm(args.warm_one)
+    elif args.warm:
+        warm_all(args.at_once)
+    else:
+        table(args.out, time.time() + 60 * args.minutes, args.columns, args.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Print docs/speed.md from bench/results/*.json, which `saccade bench --out bench/results` and bench/run_all.sh write.
+
+python docs/make_speed.py           # write docs/speed.md
+python docs/make_speed.py --check   # fail if it is out of date
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "bench" / "results"
+HEADER = """# Speed
+
+The tables below are printed by `python docs/make_speed.py` from `bench/results/*.json`; do not edit this page. How the
+code came to be as fast as it is, step by step with predictions and what was tried and lost, is in `bench/NOTES.md`.
+
+## Making a model fast
+
+```python
+fast = saccade.optimize(model, dtype=torch.bfloat16, memory_format=torch.channels_last)  # on a GPU
+fast = saccade.optimize(model)  # on a CPU, in float32
+```
+
+`saccade.optimize` returns a copy that only answers: batch norms are folded into the layers beside them (the flow of
+data decides which, by tracing; a norm that no layer can take becomes one multiplication and one sum), weights are
+frozen and cast, and images are cast at the door. It works on saccade's models and segmenters and on timm's models. The
+answer is the original's within 1e-10 of its size in float64, 1e-4 in float32 and 5e-2 in bfloat16 or float16; the
+original is not touched. Coordinates (SparseFormer's regions and points) stay float32.
+
+| where | what helps |
+|---|---|
+| GPU, many images | `optimize(model, dtype=torch.bfloat16, memory_format=torch.channels_last)`, then `torch.compile` |
+| GPU, one shape, Python in the way | `optimize(..., cuda_graph=True)`: the launches of the first batch are replayed |
+| the same with fusion | `torch.compile(saccade.optimize(model), mode="reduce-overhead")` |
+| CPU | nothing to do: inference in float32 takes oneDNN's fused layers by itself, a few images at a time |
+| training | `torch.compile(model)`, bfloat16 autocast, `model.to(memory_format=torch.channels_last)` |
+
+A CUDA graph has one shape: another batch size raises an error that says so; `reset()` lets another shape in.
+
+## Measuring
+
+```bash
+saccade bench svit_small swin_tiny_patch4_window7_224 --mode inference train --run eager compiled --dtype bfloat16
+saccade bench sparseformer_tiny swin_tiny_patch4_window7_224 --scaling --batch 4        # cost against pixels
+saccade bench vt_resnet50 resnet50 --optimize both --memory-format contiguous channels_last
+```
+
+All cases take turns in one run, so that a busy moment hits all alike; read the ratios. The spread is half the distance
+between the quartiles. TFLOP/s count two operations a multiply-add, three times as many in training; the ceiling is a
+large matrix product in the same type on the same machine. `--out DIR` keeps JSON and a picture; results under
+`bench/results` end up on this page.
+"""
+
+
+def page() -> str:
+    parts = [HEADER]
+    for path in sorted(RESULTS.glob("*.json")):
+        document = json.loads(path.read_text())
+        machine = document["machine"]
+        threads = "" if "nvidia" in machine["device"].lower() else f", {machine['threads']} threads"
+        parts.append(f"## {path.stem}\n")
+        where = f"{machine['device']}{threads}, torch {machine['torch']}, {machine['date']}, commit {machine['commit']}"
+        parts.append(f"{where}{ceilings(document)}: `{document['command']}`\n")
+        rows = document["rows"]
+        parts.append(pivot(rows) if rows and "column" in rows[0] else listing(rows))
+        if document.get("notes"):
+            parts.append("Left out: " + "; ".join(document["notes"]) + "\n")
+        if path.with_suffix(".png").is_file():
+            parts.append(f"![{path.stem}](../bench/results/{path.stem}.png)\n")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def ceilings(document: dict) -> str:
+    known = [f"{value['tflops']:,.2f} TFLOP/s in {dtype}" for dtype, value in document["ceilings"].items()]
+    return "; ceiling " + ", ".join(known) if known else ""
+
+
+def pivot(rows: list[dict]) -> str:
+    """Models down, columns across: images a second, and the memory of training."""
+    columns = list(dict.fromkeys(row["column"] for row in rows))
+    found = {(row["model"], row["column"]): row for row in rows}
+
+    def cell(model: str, column: str) -> str:
+        row = found.get((model, column))
+        if row is None:
+            return "–"
+        memory = f" ({row['peak_bytes'] / 2**30:.1f} GiB)" if row["mode"] == "train" and row["peak_bytes"] else ""
+        return f"{row['images_per_second']:,.0f}{memory}"
+
+    lines = ["| images/s | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 1)]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        lines.append(f"| `{model}` | " + " | ".join(cell(model, column) for column in columns) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def listing(rows: list[dict]) -> str:
+    """One line a row."""
+    head = (
+        "model",
+        "px",
+        "batch",
+        "how",
+        "images/s",
+        "± %",
+        "ratio",
+        "G multiply-adds",
+        "TFLOP/s",
+        "% of ceiling",
+        "MiB",
+    )
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        cells = (
+            f"`{row['model']}`",
+            str(row["size"]),
+            str(row["batch"]),
+            how(row),
+            f"{row['images_per_second']:,.1f}",
+            f"{100 * row['spread']:.0f}",
+            f"{row['ratio']:.2f}" if "ratio" in row else "–",
+            f"{row['madds'] / 1e9:.2f}",
+            f"{row['tflops']:.3f}",
+            f"{100 * row['share_of_ceiling']:.0f}" if row["share_of_ceiling"] else "–",
+            f"{row['peak_bytes'] / 2**20:,.0f}" if row["peak_bytes"] else "–",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def how(row: dict) -> str:
+    run = "CUDA graph" if row["cuda_graph"] else "compiled" if row["compiled"] else "eager"
+    words = [row["mode"], run, row["dtype"]]
+    return ", ".join(words + ["channels-last"] * row["channels_last"] + ["optimised"] * row["optimized"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args()
+    target, text = HERE / "speed.md", page()
+    if args.check:
+        if not target.is_file() or target.read_text() != text:
+            print(f"{target} is out of date: run python docs/make_speed.py", file=sys.stderr)
+            return 1
+        return 0
+    target.write_text(text)
+    print(f"wrote {target}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""Batch norm with fixed statistics is one multiplication and one sum a channel: here it moves into the layer beside it.
+
+Which layer that is, the data flow decides and not the names: every module is traced with torch.fx, as far as it can
+be, and a norm is folded only where it alone reads the layer in front of it, or is read by one point-wise layer alone.
+What cannot be traced or folded (a norm between an activation and a padded convolution, say) stays exact: it becomes
+the multiplication and the sum that it is.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import torch
+from timm.layers import BatchNormAct2d, DropPath
+from timm.models import get_notrace_functions, get_notrace_modules
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torchvision.ops import FrozenBatchNorm2d
+
+from saccade.layers.linear import FixedLinear, FoldedLinearNorm, Linear, LinearNorm, ListNorm, scale_outputs
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, FrozenBatchNorm2d, ListNorm)  # and their subclasses
+PLAIN = (nn.Linear, Linear)  # a further subclass may do more than a product
+NOTHING = (nn.Identity, nn.Dropout, nn.Dropout2d, DropPath)  # what they are in evaluation
+LEAVES = (_ConvNd, nn.Linear, FixedLinear, nn.LayerNorm, nn.GroupNorm, *NORMS, *NOTHING)
+
+
+class ChannelAffine(nn.Module):
+    """gain · x + shift for every channel of a map (B, C, …) or of vectors (B, C)."""
+
+    def __init__(self, gain: Tensor, shift: Tensor, axes: int):
+        super().__init__()
+        shape = (-1, *(1,) * axes)
+        self.gain = nn.Parameter(gain.view(shape), requires_grad=False)
+        self.shift = nn.Parameter(shift.view(shape), requires_grad=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """features (B, C, …) -> features (B, C, …)."""
+        return torch.addcmul(self.shift, features, self.gain)
+
+
+def fold_norms(model: nn.Module) -> int:
+    """Fold every batch norm of `model`, in place; it must be in evaluation. The number of norms that are gone.
+
+    A norm without running statistics, or left in training mode, is left alone.
+    """
+    folded = _replace_linear_norms(model)
+    names = {module: name for name, module in model.named_modules()}
+    shared = Counter(id(parameter) for module in names for parameter in module.parameters(recurse=False))
+    for root, graph in _graphs(model):
+        folded += _fold_graph(root, graph, names, shared)
+    _replace_remaining(model)
+    return folded
+
+
+def affine(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """What a norm does once its statistics are fixed: gain and shift (C,) in float64; None if they are not fixed."""
+    norm = norm.bn if isinstance(norm, ListNorm) else norm
+    if not isinstance(norm, (_BatchNorm, FrozenBatchNorm2d)) or norm.running_mean is None or norm.running_var is None:
+        return None
+    if isinstance(norm, _BatchNorm) and norm.training:
+        return None
+    gain = (norm.running_var.double() + norm.eps).rsqrt()
+    gain = gain if norm.weight is None else gain * norm.weight.double()
+    shift = -norm.running_mean.double() * gain
+    return gain, shift if norm.bias is None else shift + norm.bias.double()
+
+
+class _Tracer(fx.Tracer):
+    """Down to single layers, and not into modules that cannot be traced."""
+
+    def __init__(self, opaque: set[nn.Module]):
+        super().__init__(autowrap_functions=tuple(get_notrace_functions()))
+        self.opaque = opaque
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return m in self.opaque or isinstance(m, LEAVES) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _graphs(model: nn.Module) -> Iterator[tuple[nn.Module, fx.Graph]]:
+    """The model as few graphs as possible: the largest modules whose forward can be traced, each with its graph.
+
+    A forward may keep something it saw in its module, so it is a ghost that is traced: other modules, same tensors.
+    """
+    tensors = {id(value): value for value in [*model.parameters(), *model.buffers()]}
+    ghost = deepcopy(model, memo=tensors)
+    real = dict(model.named_modules())
+    for name, graph in _largest(ghost):
+        yield real[name], graph
+
+
+def _largest(model: nn.Module) -> Iterator[tuple[str, fx.Graph]]:
+    traced: dict[nn.Module, fx.Graph] = {}
+    opaque: set[nn.Module] = set()
+    notrace = tuple(get_notrace_modules())
+    for module in reversed(list(model.modules())):  # parts before the whole
+        if isinstance(module, (*LEAVES, nn.ModuleList, nn.ModuleDict)):
+            continue
+        try:
+            if isinstance(module, notrace):
+                opaque.add(module)  # to the modules around it; its own forward may be traced all the same
+            traced[module] = _Tracer(opaque - {module}).trace(module)
+        except Exception:  # control flow, len(), item(): whatever a forward does that a tracer cannot follow
+            opaque.add(module)
+            traced.pop(module, None)
+    inside: set[nn.Module] = set()
+    for name, module in model.named_modules():  # the whole before its parts
+        if module in traced and module not in inside:
+            inside |= _followed(module, opaque)
+            yield name, traced[module]
+
+
+def _followed(root: nn.Module, opaque: set[nn.Module]) -> set[nn.Module]:
+    """Modules that a trace of `root` has looked into."""
+    found = {root}
+    for child in root.children():
+        if child not in opaque:
+            found |= _followed(child, opaque)
+    return found
+
+
+def _fold_graph(root: nn.Module, graph: fx.Graph, names: dict[nn.Module, str], shared: Counter) -> int:
+    """Fold along one graph until nothing changes; folded norms leave the graph, so that chains of norms fold too."""
+    calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
+
+    def module(node: Any) -> nn.Module | None:
+        """The module a node calls, if it is called once and shares no weights."""
+        if not isinstance(node, fx.Node) or node.op != "call_module" or calls[node.target] > 1:
+            return None
+        found = root.get_submodule(str(node.target))
+        lonely = all(shared[id(parameter)] == 1 for parameter in found.parameters())
+        return found if lonely and found in names else None
+
+    def leave_out(node: fx.Node) -> None:
+        node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        graph.erase_node(node)
+
+    for node in list(graph.nodes):
+        if isinstance(module(node), NOTHING):
+            leave_out(node)
+    folded, changed = 0, True
+    while changed:
+        changed = False
+        for node in list(graph.nodes):
+            norm = module(node)
+            if not isinstance(norm, NORMS) or (fixed := affine(norm)) is None or len(node.args) != 1:
+                continue
+            alone = isinstance(node.args[0], fx.Node) and len(node.args[0].users) == 1
+            taken = alone and _into_previous(module(node.args[0]), norm, *fixed)
+            if not taken and not isinstance(norm, BatchNormAct2d):  # whose activation stands behind the norm
+                reader, moved = _only_reader(node)
+                taken = _into_next(module(reader), moved, norm, *fixed)
+            if not taken:
+                continue
+            if not _remove(root, str(node.target), norm):
+                leave_out(node)
+            folded, changed = folded + 1, True
+    return folded
+
+
+def _only_reader(node: fx.Node) -> tuple[fx.Node | None, bool]:
+    """The one node that reads this one, looking through a permute to channels-last; and whether there was one."""
+    moved = False
+    while len(node.users) == 1:
+        (reader,) = node.users
+        if reader.op == "call_method" and reader.target == "permute" and reader.args[1:] == (0, 2, 3, 1) and not moved:
+            node, moved = reader, True
+            continue
+        return reader, moved
+    return None, moved
+
+
+@torch.no_grad()
+def _into_previous(layer: Any, norm: nn.Module, gain: Tensor, shift: Tensor) -> bool:
+    """Scale and shift the outputs of the layer in front of the norm, if it is one that can be."""
+    if isinstance(layer, _ConvNd) and not isinstance(norm, ListNorm):
+        # A subclass may do more than a convolution (an activation inside, a sum around it).
+        if type(layer).__module__.partition(".")[0] != "torch" or isinstance(layer, _ConvTransposeNd):
+            return False
+        weight = layer.weight.double() * gain.view(-1, *(1,) * (layer.weight.ndim - 1))
+    elif (type(layer) in PLAIN or isinstance(layer, FixedLinear)) and isinstance(norm, ListNorm):
+        weight = scale_outputs(layer.weight.double(), gain)
+    else:
+        return False
+    bias = shift if layer.bias is None else shift + gain * layer.bias.double()
+    _set(layer, weight, bias)
+    return True
+
+
+@torch.no_grad()
+def _into_next(layer: Any, moved: bool, norm: nn.Module, gain: Tensor, shift: Tensor) -> bool:
+    """Scale the inputs of the point-wise layer behind the norm, if there is one, and add what the shift becomes.
+
+    `moved`: between the two, channels were moved to the end.
+    """
+    listed = isinstance(norm, ListNorm)  # channels are its last axis
+    if listed != moved and (type(layer) in PLAIN or (isinstance(layer, FixedLinear) and layer.groups == 1)):
+        weight = layer.weight.double()
+        extra = weight @ shift
+        weight = weight * gain
+    elif not listed and not moved and type(layer) is nn.Conv2d and _pointwise(layer):
+        weight = layer.weight.double()
+        extra = weight[:, :, 0, 0] @ shift
+        weight = weight * gain.view(1, -1, 1, 1)
+    else:
+        return False
+    _set(layer, weight, extra if layer.bias is None else layer.bias.double() + extra)
+    return True
+
+
+def _pointwise(layer: nn.Conv2d) -> bool:
+    return layer.kernel_size == (1, 1) and layer.padding in ((0, 0), "valid") and layer.groups == 1
+
+
+def _set(layer: Any, weight: Tensor, bias: Tensor) -> None:
+    like = layer.weight
+    layer.weight = nn.Parameter(weight.to(like.dtype, memory_format=torch.preserve_format), requires_grad=False)
+    layer.bias = nn.Parameter(bias.to(like.dtype), requires_grad=False)
+
+
+def _remove(root: nn.Module, name: str, norm: nn.Module) -> bool:
+    """Take a folded norm out of its parent; True if an activation that lived in it stays in its place."""
+    if isinstance(norm, ListNorm):
+        norm.bn = nn.Identity().eval()
+        return False
+    parent, _, child = name.rpartition(".")
+    rest: nn.Module = nn.Identity()
+    if isinstance(norm, BatchNormAct2d):
+        rest = nn.Sequential(norm.drop, norm.act)
+    setattr(root.get_submodule(parent), child, rest.eval())
+    return isinstance(norm, BatchNormAct2d)
+
+
+@torch.no_grad()
+def _replace_linear_norms(model: nn.Module) -> int:
+    """Linear maps that own their norm become one linear map."""
+    count = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if not isinstance(child, (LinearNorm, FoldedLinearNorm)) or (fixed := affine(child.norm)) is None:
+                continue
+            gain, shift = fixed
+            weight = child.linear.weight
+            fused = FixedLinear(scale_outputs(weight.double(), gain).to(weight.dtype), shift.to(weight.dtype))
+            setattr(parent, name, fused.eval())
+            count += 1
+    return count
+
+
+@torch.no_grad()
+def _replace_remaining(model: nn.Module) -> None:
+    """Norms of maps that no layer took: their multiplication and sum alone, precise in any type."""
+    axes = {nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) not in axes or (fixed := affine(child)) is None:
+                continue
+            like = child.running_mean
+            gain, shift = (value.to(like.dtype) for value in fixed)
+            setattr(parent, name, ChannelAffine(gain, shift, axes[type(child)]).eval())

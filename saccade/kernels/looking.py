@@ -1,0 +1,270 @@
+"""SparseFormer's look in three kernels instead of some sixty small steps.
+
+place     regions adjusted and points placed in them, one program a token
+sample    the map read at the points, with the gradients of map and points
+mix       the map read at the points and mixed at once, for inference: what was read never leaves the chip
+
+Their twins are `adjust` and `spread_points`, `sample`, and `sample_and_mix`, of saccade.layers and saccade.tokens. On
+images only; under a compiler the twins are taken, which it fuses by itself.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from saccade.kernels import HAS_TRITON
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def _gelu(x):
+        return 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
+
+    @triton.jit
+    def _along(at, length):
+        """Of a coordinate in pixels along one axis: the first of its two neighbours, and the distance to it."""
+        low = tl.minimum(tl.maximum(at, 0.0), tl.maximum(length - 2, 0).to(tl.float32)).to(tl.int32)
+        return low, at - low.to(tl.float32)
+
+    @triton.jit
+    def _shares(away, length):
+        """What the two neighbours count."""
+        second = tl.maximum(1 - tl.abs(away - 1), 0.0)
+        return tl.maximum(1 - tl.abs(away), 0.0), tl.where(length > 1, second, 0.0)
+
+    @triton.jit
+    def _slope(away):
+        """Of max(0, 1 - |away|)."""
+        sign = tl.where(away > 0, 1.0, tl.where(away < 0, -1.0, 0.0))
+        return tl.where(tl.abs(away) < 1, -sign, 0.0)
+
+    @triton.jit
+    def _rows(x_pointer, pixel, share, channel, channels, held):
+        """The pixels' channels, (P, C), where they count."""
+        mask = (held & (share > 0))[:, None] & (channel < channels)[None, :]
+        return tl.load(x_pointer + pixel[:, None] * channels + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+
+    @triton.jit
+    def _places(q_pointer, token, p, height, width, points):
+        """A token's points p: first neighbour in the list of the image's pixels, distances to it, which points are."""
+        held = p < points
+        start = q_pointer + (token.to(tl.int64) * points + p) * 2
+        column, right = _along(tl.load(start, mask=held, other=0.0) * width - 0.5, width)
+        row, below = _along(tl.load(start + 1, mask=held, other=0.0) * height - 0.5, height)
+        return row * width + column, right, below, held
+
+    @triton.jit
+    def _read(x_pointer, first, right, below, height, width, channel, channels, held):
+        """(P, C): the four neighbours of every point, weighted."""
+        x0, x1 = _shares(right, width)
+        y0, y1 = _shares(below, height)
+        total = (y0 * x0)[:, None] * _rows(x_pointer, first, y0 * x0, channel, channels, held)
+        total += (y0 * x1)[:, None] * _rows(x_pointer, first + 1, y0 * x1, channel, channels, held)
+        total += (y1 * x0)[:, None] * _rows(x_pointer, first + width, y1 * x0, channel, channels, held)
+        total += (y1 * x1)[:, None] * _rows(x_pointer, first + width + 1, y1 * x1, channel, channels, held)
+        return total
+
+    @triton.jit
+    def _sample_kernel(
+        x_pointer, q_pointer, y_pointer, height, width, channels, points, tokens, P: tl.constexpr, C: tl.constexpr
+    ):
+        token = tl.program_id(0)
+        channel, p = tl.arange(0, C), tl.program_id(1) * P + tl.arange(0, P)
+        first, right, below, held = _places(q_pointer, token, p, height, width, points)
+        x_pointer += (token // tokens).to(tl.int64) * height * width * channels
+        y = _read(x_pointer, first, right, below, height, width, channel, channels, held)
+        y_pointer += token.to(tl.int64) * points * channels
+        mask = held[:, None] & (channel < channels)[None, :]
+        tl.store(y_pointer + p[:, None] * channels + channel[None, :], y.to(y_pointer.dtype.element_ty), mask=mask)
+
+    @triton.jit
+    def _give(d_pointer, pixel, share, g, channel, channels, held):
+        """Add a point's gradient to one of its pixels: others may do so at the same time."""
+        mask = (held & (share > 0))[:, None] & (channel < channels)[None, :]
+        tl.atomic_add(d_pointer + pixel[:, None] * channels + channel[None, :], share[:, None] * g, mask=mask)
+
+    @triton.jit
+    def _sample_backward_kernel(
+        g_pointer, x_pointer, q_pointer, d_pointer, p_pointer, height, width, channels, points, tokens,
+        P: tl.constexpr, C: tl.constexpr,
+    ):  # fmt: skip
+        """Gradients of the map, added up in d (float32, zeros before), and of the points, in p."""
+        token = tl.program_id(0)
+        channel, p = tl.arange(0, C), tl.program_id(1) * P + tl.arange(0, P)
+        first, right, below, held = _places(q_pointer, token, p, height, width, points)
+        image = (token // tokens).to(tl.int64) * height * width * channels
+        x_pointer, d_pointer = x_pointer + image, d_pointer + image
+        x0, x1 = _shares(right, width)
+        y0, y1 = _shares(below, height)
+        g_pointer += token.to(tl.int64) * points * channels
+        mask = held[:, None] & (channel < channels)[None, :]
+        g = tl.load(g_pointer + p[:, None] * channels + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+        # A share of zero has a slope beside it, so here every neighbour is read that there is.
+        wide, high = width > 1, height > 1
+        one = tl.zeros((P,), tl.float32) + 1
+        to_right, to_below = tl.where(wide, one, 0.0), tl.where(high, one, 0.0)
+        a = tl.sum(g * _rows(x_pointer, first, one, channel, channels, held), 1)
+        b = tl.sum(g * _rows(x_pointer, first + 1, to_right, channel, channels, held), 1)
+        c = tl.sum(g * _rows(x_pointer, first + width, to_below, channel, channels, held), 1)
+        d = tl.sum(g * _rows(x_pointer, first + width + 1, to_right * to_below, channel, channels, held), 1)
+        along_x = _slope(right) * (y0 * a + y1 * c) + to_right * _slope(right - 1) * (y0 * b + y1 * d)
+        along_y = _slope(below) * (x0 * a + x1 * b) + to_below * _slope(below - 1) * (x0 * c + x1 * d)
+        start = p_pointer + (token.to(tl.int64) * points + p) * 2
+        tl.store(start, along_x * width, mask=held)
+        tl.store(start + 1, along_y * height, mask=held)
+        _give(d_pointer, first, y0 * x0, g, channel, channels, held)
+        _give(d_pointer, first + 1, y0 * x1, g, channel, channels, held)
+        _give(d_pointer, first + width, y1 * x0, g, channel, channels, held)
+        _give(d_pointer, first + width + 1, y1 * x1, g, channel, channels, held)
+
+    @triton.jit
+    def _mix_kernel(
+        x_pointer, q_pointer, c_pointer, m_pointer, cb_pointer, mb_pointer, y_pointer, height, width, channels, points,
+        tokens, c_step, m_step, P: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+    ):  # fmt: skip
+        """y = gelu(M gelu(S C + cb) + mb), S (P, C) what a token read, C and M the matrices it made."""
+        token = tl.program_id(0)
+        channel, p = tl.arange(0, C), tl.arange(0, P)
+        first, right, below, held = _places(q_pointer, token, p, height, width, points)
+        x_pointer += (token // tokens).to(tl.int64) * height * width * channels
+        known = channel < channels
+        square = known[:, None] & known[None, :]
+        offset = channel[:, None] * channels + channel[None, :]
+        weights = tl.load(c_pointer + token.to(tl.int64) * c_step + offset, mask=square, other=0.0)
+        sampled = _read(x_pointer, first, right, below, height, width, channel, channels, held)
+        mixed = tl.dot(sampled.to(weights.dtype), weights, input_precision=PRECISION)
+        mixed = _gelu(mixed + tl.load(cb_pointer + channel, mask=known, other=0.0).to(tl.float32)[None, :])
+        square = held[:, None] & held[None, :]
+        offset = p[:, None] * points + p[None, :]
+        weights = tl.load(m_pointer + token.to(tl.int64) * m_step + offset, mask=square, other=0.0)
+        mixed = tl.dot(weights, mixed.to(weights.dtype), input_precision=PRECISION)
+        mixed = _gelu(mixed + tl.load(mb_pointer + p, mask=held, other=0.0).to(tl.float32)[:, None])
+        y_pointer += token.to(tl.int64) * points * channels
+        offset = p[:, None] * channels + channel[None, :]
+        tl.store(y_pointer + offset, mixed.to(y_pointer.dtype.element_ty), mask=held[:, None] & known[None, :])
+
+    @triton.jit
+    def _place_kernel(
+        d_pointer, r_pointer, o_pointer, g_pointer, n_pointer, q_pointer, points, scale, eps, limit, P: tl.constexpr
+    ):
+        """One axis of one token: its region's new ends in n, its points in q; d deltas, o offsets, g their grid."""
+        token, axis = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        low, high = tl.load(r_pointer + token * 4 + axis), tl.load(r_pointer + token * 4 + 2 + axis)
+        centre, size = (low + high) / 2, high - low
+        shift = tl.load(d_pointer + token * 4 + axis).to(tl.float32)
+        growth = tl.load(d_pointer + token * 4 + 2 + axis).to(tl.float32)
+        centre += shift * size
+        size *= tl.exp(tl.minimum(tl.maximum(growth, -limit), limit))
+        low, high = centre - size / 2, centre + size / 2
+        tl.store(n_pointer + token * 4 + axis, low)
+        tl.store(n_pointer + token * 4 + 2 + axis, high)
+        centre, size = (low + high) / 2, high - low
+        p = tl.arange(0, P)
+        held = p < points
+        offset = tl.load(o_pointer + (token * points + p) * 2 + axis, mask=held, other=0.0).to(tl.float32)
+        offset += tl.load(g_pointer + p * 2 + axis, mask=held, other=0.0).to(tl.float32)
+        offset = tl.where(held, offset - tl.sum(tl.where(held, offset, 0.0), 0) / points, 0.0)
+        spread = 3 * (tl.sqrt(tl.sum(offset * offset, 0) / (points - 1)) + eps)
+        tl.store(q_pointer + (token * points + p) * 2 + axis, centre + scale * (offset / spread) * size, mask=held)
+
+    def _block(number: int) -> int:
+        return max(16, triton.next_power_of_2(number))
+
+    def _sizes(x: Tensor, points: Tensor, most: int) -> tuple[tuple[int, int], tuple[int, ...], dict[str, int]]:
+        """Grid, numbers that every kernel takes, blocks; a program takes `most` points of a token at most."""
+        batch, height, width, channels = x.shape
+        tokens, count = points.shape[1], points.shape[2]
+        blocks = dict(P=min(most, _block(count)), C=_block(channels))
+        return (batch * tokens, triton.cdiv(count, blocks["P"])), (height, width, channels, count, tokens), blocks
+
+    class _Sample(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor, points: Tensor) -> Tensor:
+            x, points = x.contiguous(), points.contiguous()
+            grid, numbers, blocks = _sizes(x, points, 16)
+            y = x.new_empty(*points.shape[:3], x.shape[3])
+            _sample_kernel[grid](x, points, y, *numbers, **blocks)
+            ctx.save_for_backward(x, points)
+            return y
+
+        @staticmethod
+        def backward(ctx, g: Tensor) -> tuple[Tensor, Tensor]:
+            x, points = ctx.saved_tensors
+            grid, numbers, blocks = _sizes(x, points, 16)
+            to_x = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+            to_points = torch.empty_like(points)
+            _sample_backward_kernel[grid](g.contiguous(), x, points, to_x, to_points, *numbers, **blocks)
+            return to_x.to(x.dtype), to_points
+
+    class _Place(torch.autograd.Function):
+        """Fused forward; backward through the twin, computed again."""
+
+        @staticmethod
+        def forward(ctx, twin, deltas, regions, offsets, grid, scale: float, eps: float, limit: float):
+            ctx.save_for_backward(deltas, regions, offsets, grid)
+            ctx.twin, ctx.constants = twin, (scale, eps)
+            count, points = regions.shape[0] * regions.shape[1], grid.numel() // 2
+            new = torch.empty_like(regions)
+            places = regions.new_empty(*regions.shape[:2], points, 2)
+            _place_kernel[(count, 2)](
+                deltas.contiguous(), regions, offsets.contiguous(), grid, new, places, points, scale, eps, limit,
+                P=_block(points),
+            )  # fmt: skip
+            return new, places
+
+        @staticmethod
+        def backward(ctx, g_regions: Tensor, g_points: Tensor):
+            inputs = [value.detach() for value in ctx.saved_tensors]
+            wanted = [i for i in range(4) if ctx.needs_input_grad[i + 1]]
+            for i in wanted:
+                inputs[i].requires_grad_()
+            with torch.enable_grad():
+                outputs = ctx.twin(*inputs, *ctx.constants)
+            found = torch.autograd.grad(outputs, [inputs[i] for i in wanted], (g_regions, g_points), allow_unused=True)
+            gradients = dict(zip(wanted, found, strict=True))
+            return None, *(gradients.get(i) for i in range(4)), None, None, None
+
+
+def sample(x: Tensor, points: Tensor) -> Tensor:
+    """x (B, H, W, C), points (B, M, P, 2) -> (B, M, P, C) in the type of x."""
+    return _Sample.apply(x, points)
+
+
+def mix(
+    x: Tensor, points: Tensor, channel_weights: Tensor, point_weights: Tensor, channel_bias: Tensor, point_bias: Tensor
+) -> Tensor:
+    """x (B, H, W, C), points (B, M, P, 2), matrices (B, M, C, C), (B, M, P, P), biases -> (B, M, P, C); no gradient."""
+    grid, numbers, blocks = _sizes(x, points, 64)
+    y = channel_weights.new_empty(*points.shape[:3], x.shape[3])
+    precision = "ieee" if channel_weights.dtype == torch.float32 else "tf32"
+    _mix_kernel[grid](
+        x.contiguous(), points.contiguous(), channel_weights, point_weights, channel_bias, point_bias, y, *numbers,
+        channel_weights.stride(1), point_weights.stride(1), PRECISION=precision, num_warps=8, **blocks,
+    )  # fmt: skip
+    return y
+
+
+def mixes(*matrices: Tensor) -> bool:
+    """Whether `mix` can read these (B, M, n, n): each matrix in one piece, one step from token to token."""
+    return all(
+        matrix.stride()[2:] == (matrix.shape[3], 1) and matrix.stride(0) == matrix.shape[1] * matrix.stride(1)
+        for matrix in matrices
+    )
+
+
+def place(
+    twin: Callable[..., tuple[Tensor, Tensor]],
+    deltas: Tensor,
+    regions: Tensor,
+    offsets: Tensor,
+    grid: Tensor,
+    scale: float,
+    eps: float,
+    limit: float = 8.0,
+) -> tuple[Tensor, Tensor]:
+    """deltas (B, M, 4), regions (B, M, 4), offsets (B, M, 2 P) and their grid (2 P)
+    -> regions (B, M, 4), points (B, M, P, 2). `twin` is the same by the library, for the way back."""
+    return _Place.apply(twin, deltas, regions.contiguous(), offsets, grid, scale, eps, limit)

@@ -1,0 +1,100 @@
+"""ResNet's small change in one pass: batch norm with fixed statistics, the sum with the shortcut (normed too), ReLU.
+
+The library makes a pass over the map of each: after a 3x3 convolution two, at the end of a block four. In place: the
+map is the fresh output of a convolution that nobody else reads. For inference; a compiler fuses these steps by itself.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from saccade.kernels import HAS_TRITON
+
+
+class Norm(NamedTuple):
+    """A batch norm's numbers, (C,) each; or, once it is folded into the convolution, the bias alone."""
+
+    bias: Tensor
+    weight: Tensor | None = None
+    mean: Tensor | None = None
+    variance: Tensor | None = None
+    eps: float = 0.0
+
+    def apply(self, features: Tensor) -> Tensor:
+        """features (B, C, H, W) -> (B, C, H, W), by the library."""
+        if self.mean is None or self.variance is None:
+            return features + self.bias.to(features.dtype).view(-1, 1, 1)
+        return F.batch_norm(features, self.mean, self.variance, self.weight, self.bias, eps=self.eps)
+
+
+def norm_relu_twin(features: Tensor, norm: Norm, shortcut: Tensor | None = None, other: Norm | None = None) -> Tensor:
+    """relu(norm(features) + other(shortcut)), all (B, C, H, W)."""
+    total = norm.apply(features)
+    if shortcut is not None:
+        total = total + (shortcut if other is None else other.apply(shortcut))
+    return F.relu(total)
+
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def _apply(x, w_pointer, b_pointer, m_pointer, v_pointer, channel, held, eps, NORM: tl.constexpr):
+        """A bias (1), or a whole norm (2); nothing (0)."""
+        if NORM > 0:
+            shift = tl.load(b_pointer + channel, mask=held, other=0.0).to(tl.float32)
+            if NORM == 2:
+                gain = tl.rsqrt(tl.load(v_pointer + channel, mask=held, other=1.0).to(tl.float32) + eps)
+                gain *= tl.load(w_pointer + channel, mask=held, other=0.0).to(tl.float32)
+                shift -= tl.load(m_pointer + channel, mask=held, other=0.0).to(tl.float32) * gain
+                x = x * gain
+            x = x + shift
+        return x
+
+    @triton.jit
+    def _kernel(
+        x_pointer, w_pointer, b_pointer, m_pointer, v_pointer,
+        s_pointer, sw_pointer, sb_pointer, sm_pointer, sv_pointer, rows, channels, eps, s_eps,
+        NORM: tl.constexpr, SHORTCUT: tl.constexpr, OTHER: tl.constexpr,
+        ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+        channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+        held = channel < channels
+        mask = (row < rows) & held
+        x = tl.load(x_pointer + row * channels + channel, mask=mask, other=0.0).to(tl.float32)
+        x = _apply(x, w_pointer, b_pointer, m_pointer, v_pointer, channel, held, eps, NORM)
+        if SHORTCUT:
+            s = tl.load(s_pointer + row * channels + channel, mask=mask, other=0.0).to(tl.float32)
+            x += _apply(s, sw_pointer, sb_pointer, sm_pointer, sv_pointer, channel, held, s_eps, OTHER)
+        x = tl.maximum(x, 0.0)
+        tl.store(x_pointer + row * channels + channel, x.to(x_pointer.dtype.element_ty), mask=mask)
+
+    def _pointers(norm: Norm | None, like: Tensor) -> tuple[int, list[Tensor]]:
+        if norm is None:
+            return 0, [like] * 4
+        rest = (norm.weight, norm.mean, norm.variance)
+        weight, mean, variance = (norm.bias if value is None else value for value in rest)
+        return 1 if norm.mean is None else 2, [weight, norm.bias, mean, variance]
+
+
+def norm_relu(features: Tensor, norm: Norm, shortcut: Tensor | None = None, other: Norm | None = None) -> Tensor:
+    """relu(norm(features) + other(shortcut)), written over `features`; (B, C, H, W), channels-last in memory."""
+    channels = features.shape[1]
+    rows = features.numel() // channels
+    width = min(256, triton.next_power_of_2(channels))
+    tile = dict(ROWS=max(1, 4096 // width), CHANNELS=width)
+    kind, pointers = _pointers(norm, features)
+    other_kind, other_pointers = _pointers(other, features)
+    _kernel[(triton.cdiv(rows, tile["ROWS"]), triton.cdiv(channels, width))](
+        features, *pointers, features if shortcut is None else shortcut, *other_pointers, rows, channels, norm.eps,
+        0.0 if other is None else other.eps, NORM=kind, SHORTCUT=shortcut is not None, OTHER=other_kind, **tile,
+    )  # fmt: skip
+    return features
+
+
+def fits(features: Tensor) -> bool:
+    return features.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,57 @@
+"""What stands between the convolutions of a ResNet, in as few passes as can be: norm, sum, ReLU."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from saccade.kernels import allowed, suits
+from saccade.kernels import norm_relu as kernels
+
+NORMS = (nn.BatchNorm2d, nn.Identity)  # which is what a folded norm leaves
+
+
+def fits_inference(
+    features: Tensor, convs: Sequence[nn.Module], norms: Sequence[nn.Module], shortcut: nn.Sequential | None = None
+) -> bool:
+    """Whether the fused pass takes these: inference on a GPU, norms whose statistics are fixed, or folded away.
+
+    `shortcut` is a convolution and a norm more. A layer that somebody listens to must be called itself.
+    """
+    if not isinstance(features, Tensor) or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    if not suits(features) or not allowed("norm_relu"):
+        return False
+    convs, norms = (*convs, *(shortcut or ())[:1]), (*norms, *(shortcut or ())[1:])
+    known = all(type(conv) is nn.Conv2d for conv in convs) and all(type(norm) in NORMS for norm in norms)
+    heard = any(layer._forward_hooks or layer._forward_pre_hooks for layer in (*convs, *norms))
+    return known and not heard and not any(norm.training for norm in norms)
+
+
+def conv_norm_relu(
+    conv: nn.Conv2d,
+    norm: nn.Module,
+    features: Tensor,
+    shortcut: Tensor | None = None,
+    shortcut_conv: nn.Conv2d | None = None,
+    shortcut_norm: nn.Module | None = None,
+) -> Tensor:
+    """relu(norm(conv(features)) + shortcut), the shortcut by a convolution and a norm of its own where it has them."""
+    raw, numbers = bare(conv, norm, features)
+    other = None
+    if shortcut is not None and shortcut_conv is not None and shortcut_norm is not None:
+        shortcut, other = bare(shortcut_conv, shortcut_norm, shortcut)
+    fused = raw.is_cuda and kernels.fits(raw) and (shortcut is None or kernels.fits(shortcut))
+    return (kernels.norm_relu if fused else kernels.norm_relu_twin)(raw, numbers, shortcut, other)
+
+
+def bare(conv: nn.Conv2d, norm: nn.Module, features: Tensor) -> tuple[Tensor, kernels.Norm]:
+    """The convolution without its bias, and what is to be done to it: the bias, or the norm."""
+    if isinstance(norm, nn.BatchNorm2d):
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        mean = norm.running_mean if conv.bias is None else norm.running_mean - conv.bias
+        numbers = kernels.Norm(norm.bias, norm.weight, mean, norm.running_var, norm.eps)
+    else:
+        numbers = kernels.Norm(conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias)
+    return conv._conv_forward(features, conv.weight, None), numbers

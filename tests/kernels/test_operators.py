@@ -1,0 +1,105 @@
+"""What compilers are told about the operators (shapes, strides, gradients, no hidden writes) is what they do."""
+
+import pytest
+import torch
+from torch.library import opcheck
+
+from saccade.kernels import HAS_TRITON, depthwise, layer_norm, super_tokens, trusted
+from saccade.layers.norm import TokenNorm
+from saccade.tokens.super_tokens import SuperTokenizer
+
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there are no operators")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the kernel runs in Triton's interpreter
+# A compiler looks into operators made by `triton_op`, which the interpreter cannot follow.
+SEEN_THROUGH = ("test_schema",) if DEVICE == "cpu" else ("test_schema", "test_faketensor")
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+
+
+def values(*shape, dtype=torch.float32, grad=False):
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(DEVICE, dtype).requires_grad_(grad)
+
+
+def turned(*shape, grad=False):
+    """(B, H, W, C) with other strides than its shape says: how a gradient may arrive under a compiler."""
+    batch, height, width, channels = shape
+    return values(batch, channels, height, width).permute(0, 2, 3, 1).requires_grad_(grad)
+
+
+@pytest.mark.parametrize("make", [values, turned])
+def test_super_token_operators_keep_their_word(make):
+    x = make(1, 5, 6, 8, grad=True)
+    opcheck(super_tokens._group_op, (x, 4, 1e-12), test_utils=CHECKS)
+    tokens, association, weight = super_tokens._group_op(x.detach(), 4, 1e-12)
+    assert all(value.is_contiguous() for value in (tokens, association, weight))
+    opcheck(super_tokens._spread_op, (make(1, 2, 2, 8, grad=True), association, 4, 5, 6), test_utils=CHECKS)
+    opcheck(super_tokens._collect_op, (x.detach(), association, 4), test_utils=CHECKS)
+
+
+def test_strides_do_not_change_the_answer():
+    x = values(1, 8, 5, 6)
+    channels_last = x.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1)
+    for ours, other in zip(
+        super_tokens._group_op(channels_last, 4, 1e-12),
+        super_tokens._group_op(x.permute(0, 2, 3, 1), 4, 1e-12),
+        strict=True,
+    ):
+        assert torch.equal(ours, other)
+
+
+@pytest.mark.parametrize("act", [0, 1, 2])
+def test_depthwise_gradients_do_not_alias_or_write_their_inputs(act):
+    x, g = values(1, 5, 3, 8), values(1, 5, 3, 8)
+    weight, bias = values(8, 1, 3, 3), values(8)
+    opcheck(depthwise._gradients_op, (g, x, weight, bias, act, True), test_utils=SEEN_THROUGH)
+    opcheck(depthwise._op, (x, weight, bias, act, True), test_utils=SEEN_THROUGH)
+
+
+def test_layer_norm_keeps_its_word():
+    x, weight, bias = values(3, 5, 8), values(8), values(8)
+    opcheck(layer_norm._op, (x, weight, bias, 1e-6), test_utils=SEEN_THROUGH)
+
+
+def test_poisoned_memory_never_shows(monkeypatch):
+    """Every element of every output is written: memory that starts as NaN leaves none behind."""
+
+    def poisoned(make):
+        def empty(*args, **kwargs):
+            made = make(*args, **kwargs)
+            return made.fill_(float("nan")) if made.is_floating_point() else made
+
+        return empty
+
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+    x = values(2, 7, 9, 20)
+    tokens, association, weight = super_tokens._group(x, 4, 1e-12)
+    back = super_tokens._spread(tokens, association, 4, 7, 9)
+    found = [tokens, association, weight, back, super_tokens._collect(x, association, 4)]
+    weights, bias = values(20, 1, 3, 3), values(20)
+    with depthwise.launched_directly():
+        for act in (0, 1, 2):
+            found += [depthwise._forward(x, weights, bias, act, True)]
+            found += depthwise._gradients(x, x, weights, bias, act, True)
+        normed, mean, scale = layer_norm._forward(x, bias, bias, 1e-6)
+        found += [normed, mean, scale, *layer_norm._gradients(x, x, bias, mean, scale)]
+    assert all(value.isfinite().all() for value in found)
+
+
+def test_compilers_take_only_what_is_trusted(monkeypatch):
+    from saccade.kernels import allowed
+
+    assert allowed("super_tokens")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert allowed("layer_norm")
+    assert not allowed("super_tokens")
+    with trusted("super_tokens"):
+        assert allowed("super_tokens")
+        assert not allowed("layer_norm")
+
+
+def test_nothing_here_runs_on_a_cpu_by_itself():
+    if DEVICE == "cpu":
+        features = values(1, 8, 8, 8).contiguous(memory_format=torch.channels_last)
+        assert not SuperTokenizer(4).fits_kernel(features)
+        assert torch.equal(TokenNorm(8)(features), torch.nn.functional.layer_norm(features, (8,), eps=1e-6))

@@ -1,0 +1,35 @@
+"""docs/speed.md is printed from what the benchmarks left."""
+
+import json
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "docs/make_speed.py"
+MACHINE = {"device": "NVIDIA H200", "threads": 8, "torch": "2.11.0", "date": "2026-01-01", "commit": "abc"}
+ROW = {
+    "model": "svit_small", "size": 224, "batch": 128, "mode": "train", "compiled": True, "dtype": "bfloat16",
+    "channels_last": True, "optimized": False, "cuda_graph": False, "images_per_second": 4000.4, "spread": 0.012,
+    "madds": 4.34e9, "tflops": 104.2, "share_of_ceiling": 0.13, "peak_bytes": 7 * 2**30,
+}  # fmt: skip
+
+
+def test_the_page_is_up_to_date():
+    told = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+
+
+def test_rows_name_their_circumstances(tmp_path, monkeypatch):
+    spec = spec_from_file_location("make_speed", SCRIPT)
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "RESULTS", tmp_path)
+    ceilings = {"bfloat16": {"tflops": 790.0, "gbytes": 4300.0}}
+    document = {"command": "saccade bench svit_small", "machine": MACHINE, "ceilings": ceilings, "rows": [ROW]}
+    (tmp_path / "one.json").write_text(json.dumps(document))
+    (tmp_path / "two.json").write_text(json.dumps(document | {"rows": [ROW | {"column": "compiled training"}]}))
+    text = script.page()
+    assert "NVIDIA H200, torch 2.11.0, 2026-01-01, commit abc; ceiling 790.00 TFLOP/s in bfloat16" in text
+    assert "| `svit_small` | 224 | 128 | train, compiled, bfloat16, channels-last | 4,000.4 | 1 |" in text
+    assert "| `svit_small` | 4,000 (7.0 GiB) |" in text
