@@ -43,13 +43,14 @@ def test_timms_models_can_be_watched_too():
     assert calls[0].weights.shape == (1, 3, 5, 5)
 
 
-def test_watching_changes_nothing():
+def test_watching_changes_nothing_but_rounding():
+    """Every module is called while it is watched, where a CPU may otherwise take some of them in one go."""
     model = saccade.create_model("svit_nano").eval()
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         plain = model(images)
         with attentions(model) as calls:
-            assert torch.equal(model(images), plain)
+            torch.testing.assert_close(model(images), plain, atol=1e-6, rtol=0)
         assert torch.equal(model(images), plain)
     assert len(calls) == 10
     assert calls[0].after == 0
