@@ -17,6 +17,7 @@ from torch import Tensor
 try:
     import triton  # noqa: F401
     from torch._library.triton import set_wrap_triton_enabled
+    from torch.library import wrap_triton
 
     HAS_TRITON = True
 except ImportError:  # CPU-only installs have none
@@ -64,3 +65,11 @@ def suits(*tensors: Tensor) -> bool:
 def launched_directly():
     """A context in which `wrap_triton` is no wrapper: outside a compiler its bookkeeping costs half a millisecond."""
     return set_wrap_triton_enabled(False)
+
+
+def wrap(kernel):
+    """A kernel as compilers trace it; an interpreted one as it is, where torch (before 2.12) cannot wrap it."""
+    try:
+        return wrap_triton(kernel)
+    except RuntimeError:
+        return kernel

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON, allowed, launched_directly, onednn, suits
+from saccade.kernels import HAS_TRITON, allowed, launched_directly, onednn, suits, wrap
 
 ACTS = {"": 0, "pre": 1, "post": 2}
 
@@ -49,7 +49,7 @@ def depthwise_twin(
 if HAS_TRITON:
     import triton
     import triton.language as tl
-    from torch.library import triton_op, wrap_triton
+    from torch.library import triton_op
 
     @triton.jit
     def _gelu(x):
@@ -189,7 +189,7 @@ if HAS_TRITON:
             triton.cdiv(width, tile["COLUMNS"]),
             triton.cdiv(channels, tile["CHANNELS"]),
         )
-        wrap_triton(_conv_kernel)[grid](x, weight, bias, other, y, height, width, channels, **switches, **tile)
+        wrap(_conv_kernel)[grid](x, weight, bias, other, y, height, width, channels, **switches, **tile)
         return y
 
     def _forward(x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
@@ -210,7 +210,7 @@ if HAS_TRITON:
         strips = triton.cdiv(height, tile["ROWS"])
         partial = torch.empty(batch * strips, 10, channels, dtype=torch.float32, device=x.device)
         grid = (batch * strips, triton.cdiv(channels, tile["CHANNELS"]))
-        wrap_triton(_weight_kernel)[grid](source, g, partial, height, width, channels, strips, **tile)
+        wrap(_weight_kernel)[grid](source, g, partial, height, width, channels, strips, **tile)
         taps, shift = partial.sum(0).split((9, 1))  # (9, C), (1, C)
         return g_x, taps.t().reshape(weight.shape).to(weight.dtype).contiguous(), shift[0].to(bias.dtype).clone()
 

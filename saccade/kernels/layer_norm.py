@@ -8,14 +8,14 @@ cast beforehand. Backward computes the gradient of the input and partial sums fo
 import torch
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON, launched_directly
+from saccade.kernels import HAS_TRITON, launched_directly, wrap
 
 PROGRAMS = 528  # of the backward pass: four for every multiprocessor of an H200, each walking over many rows
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
-    from torch.library import triton_op, wrap_triton
+    from torch.library import triton_op
 
     @triton.jit
     def _forward_kernel(
@@ -78,7 +78,7 @@ if HAS_TRITON:
         y = torch.empty_like(x)
         mean, scale = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
         grid = (triton.cdiv(rows, tile["ROWS"]),)
-        wrap_triton(_forward_kernel)[grid](x, weight, bias, y, mean, scale, rows, channels, eps, **tile)
+        wrap(_forward_kernel)[grid](x, weight, bias, y, mean, scale, rows, channels, eps, **tile)
         return y, mean, scale
 
     def _gradients(g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +89,7 @@ if HAS_TRITON:
         programs = min(PROGRAMS, triton.cdiv(rows, tile["ROWS"]))
         g_x = torch.empty_like(x)
         partial = torch.empty(programs, 2, channels, dtype=torch.float32, device=x.device)
-        wrap_triton(_backward_kernel)[(programs,)](
+        wrap(_backward_kernel)[(programs,)](
             g, x, weight, mean, scale, g_x, partial, rows, channels, programs * tile["ROWS"], **tile
         )
         return g_x, partial.sum(0)
