@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from saccade.data.video import BadVideo, VideoFile, VideoFrames, write_video
+from tests.peak_memory import PEAK
 
 av = pytest.importorskip("av")
 
@@ -161,10 +162,9 @@ def test_ten_minutes_are_read_in_bounded_memory(tmp_path):
             picture = av.VideoFrame.from_ndarray(np.full((360, 640, 3), i % 250, np.uint8), format="rgb24")
             container.mux(stream.encode(picture))
         container.mux(stream.encode())
-    code = (
-        "import resource, sys\n"
+    code = PEAK + (
+        "import sys\n"
         "from saccade.data.video import VideoFile\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "import av, numpy, PIL.Image\n"
         "before = peak()\n"
         "video = VideoFile(sys.argv[1])\n"

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from saccade.explain.images import MAX_PIXELS, as_list, frame, load_picture, load_view, unique_names
+from tests.peak_memory import PEAK
 
 
 def huge_png(width: int, height: int) -> bytes:
@@ -79,22 +80,25 @@ def test_a_bomb_is_refused_before_it_is_decoded(tmp_path):
     assert MAX_PIXELS == 120_000_000
 
 
-PEAK = """
-import resource, sys
+MEASURE = (
+    PEAK
+    + """
+import sys
 import saccade
 from saccade.explain.images import load_view
 for path in sys.argv[1:]:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     view = load_view(path, 224)
-    print(*view.image.shape, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+    print(*view.image.shape, (peak() - before) // 1024)
 """
+)
 
 
 def test_a_hundred_megapixels_in_bounded_memory(tmp_path):
     """Megabytes beyond the import: a JPEG is reduced while it is decoded, a PNG right after."""
     Image.new("L", (10000, 10000), 100).save(tmp_path / "large.jpg", quality=30)
     (tmp_path / "large.png").write_bytes(huge_png(10000, 10000))
-    command = [sys.executable, "-c", PEAK, str(tmp_path / "large.jpg"), str(tmp_path / "large.png")]
+    command = [sys.executable, "-c", MEASURE, str(tmp_path / "large.jpg"), str(tmp_path / "large.png")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     jpeg, png = ([int(word) for word in line.split()] for line in done.stdout.splitlines())

@@ -17,6 +17,7 @@ from saccade.models._checkpoint import CheckpointError, identify
 from saccade.tokens.regions import region_grid, region_tubes
 from saccade.tokens.trace import RegionTrace, TubeTrace
 from tests.parity import kit
+from tests.peak_memory import PEAK
 
 VARIANT = "sparseformer_v1_tiny"
 SMALL = dict(num_tokens=4, focus_dim=32, cortex_dim=48, depth=2, repeats=2, heads=4, points=9, channels=8)
@@ -272,11 +273,11 @@ def test_timm_is_told_the_shape_of_a_clip():
 
 @pytest.mark.slow
 def test_32_frames_of_224_px_fit_into_two_gigabytes():
-    code = (
-        "import resource, torch, saccade\n"
+    code = PEAK + (
+        "import torch, saccade\n"
         "model = saccade.create_model('video_sparseformer_tiny').eval()\n"
         "with torch.inference_mode(): model(torch.randn(1, 3, 32, 224, 224))\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "print(peak())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) * 1024 < 2e9  # kilobytes; Python and torch themselves take about a quarter of it
