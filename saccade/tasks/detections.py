@@ -75,9 +75,10 @@ def _area(pen: ImageDraw.ImageDraw, text: str, font: Any) -> float:
 
 
 def _write(pen: ImageDraw.ImageDraw, text: str, box: Sequence[float], colour: tuple[int, int, int], font: Any) -> None:
-    """Above the box, or inside it at the upper edge of the picture."""
+    """Above the box, or inside it at the upper edge of the picture; moved left where the picture ends."""
     left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
-    height = bottom - top + 2
-    x, y = box[0], box[1] - height if box[1] >= height else box[1]
-    pen.rectangle((x, y, x + right - left + 4, y + height), fill=colour)
+    width, height = right - left + 4, bottom - top + 2
+    x = max(0, min(box[0], pen.im.size[0] - 1 - width))
+    y = box[1] - height if box[1] >= height else box[1]
+    pen.rectangle((x, y, x + width, y + height), fill=colour)
     pen.text((x + 2 - left, y + 1 - top), text, fill=(0, 0, 0), font=font)

@@ -65,3 +65,18 @@ def test_the_description_is_sorted_and_named():
     nothing = {key: value[:0] for key, value in PREDICTION.items()}
     assert describe_detections(nothing) == []
     assert draw_detections(GREY, nothing).tobytes() == GREY.tobytes()
+
+
+def test_a_name_at_the_right_edge_is_moved_into_the_picture():
+    """The same name, so the same number of pixels in its colour, wherever the box begins."""
+    found = {"labels": torch.tensor([1]), "scores": torch.tensor([0.9])}
+    inked = []
+    for x in (40.0, 180.0):
+        drawn = draw_detections(
+            Image.new("RGB", (200, 100)),
+            found | {"boxes": torch.tensor([[x, 50, x + 15, 65]])},
+            ["nucleus"],
+            names=True,
+        )
+        inked.append((np.asarray(drawn)[:50] != 0).any(2).sum())
+    assert inked[0] == inked[1] > 300
