@@ -50,9 +50,7 @@ def run(args: argparse.Namespace) -> int:
         seen.append(look(family, out, device, args.seed))
     trained = None
     if args.train_minutes:
-        tell(
-            f"[{len(FAMILIES) + 1}/{len(FAMILIES) + 1}] {LEARNER} learns rendered scenes for {args.train_minutes:g} min"
-        )
+        tell(f"[{steps}/{steps}] {LEARNER} learns rendered scenes for {args.train_minutes:g} min")
         trained = train(args.train_minutes, out, device, args.seed, not args.json)
     page = write_page(seen, trained, out)
     rows = [one["row"] for one in seen]

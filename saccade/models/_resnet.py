@@ -1,4 +1,7 @@
-"""timm's plain ResNet blocks, with norm, sum and ReLU in one pass for inference; same names, same numbers."""
+"""timm's plain ResNet blocks, with norm, sum and ReLU in one pass for inference; same names, same numbers.
+
+Where that does not fit, they do what timm's do, written out here: TorchScript knows no call of `super().forward`.
+"""
 
 import torch
 from timm.models.resnet import BasicBlock, Bottleneck

@@ -10,6 +10,7 @@ import saccade
 from saccade.explain.attend import Attention, attentions
 from saccade.explain.observe import observe
 from saccade.explain.relations import centres, draw_links, draw_matrix, relation_figure, relations
+from saccade.kernels import enabled
 from tests.explain.planted import looking_at, quadrants, step, view
 
 
@@ -44,7 +45,10 @@ def test_timms_models_can_be_watched_too():
 
 
 def test_watching_changes_nothing_but_rounding():
-    """Every module is called while it is watched, where a CPU may otherwise take some of them in one go."""
+    """Every module is called while it is watched, where a CPU may otherwise take some of them in one go.
+
+    With that turned off, not even the rounding changes.
+    """
     model = saccade.create_model("svit_nano").eval()
     images = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
@@ -52,6 +56,10 @@ def test_watching_changes_nothing_but_rounding():
         with attentions(model) as calls:
             torch.testing.assert_close(model(images), plain, atol=1e-6, rtol=0)
         assert torch.equal(model(images), plain)
+        with enabled(False):
+            alone = model(images)
+            with attentions(model):
+                assert torch.equal(model(images), alone)
     assert len(calls) == 10
     assert calls[0].after == 0
 
