@@ -111,7 +111,7 @@ def find_recipe(name: str) -> Path:
         return known[path.stem]
     close = get_close_matches(path.stem, known, n=1)
     raise RecipeError(
-        f"no recipe {name}." + (f" Did you mean {close[0]}?" if close else f" Known: {', '.join(known)}.")
+        f"no recipe {name}." + (f" Did you mean {close[0]}?" if close else f" Known: {', '.join(sorted(known))}.")
     )
 
 

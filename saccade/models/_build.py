@@ -1,6 +1,6 @@
 """Registration with timm, construction, and the list of names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import timm
@@ -109,6 +109,13 @@ def choose(option: str, value: str, choices: tuple[str, ...]) -> None:
     """Name a wrong choice and the right ones."""
     if value not in choices:
         raise ValueError(f"{option} must be one of {', '.join(choices)}; got {value!r}.")
+
+
+def one_a_stage(stages: int, **options: Any) -> None:
+    """Every option must have a number for each stage."""
+    for name, numbers in options.items():
+        if not isinstance(numbers, Sequence) or len(numbers) != stages:
+            raise ValueError(f"{name} must be {stages} numbers, one a stage; got {numbers!r}.")
 
 
 def list_models(pattern: str = "") -> list[str]:

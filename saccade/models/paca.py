@@ -28,7 +28,7 @@ from saccade.layers.grid import channels_last, check_images, to_features, to_pix
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition
-from saccade.models._build import build, choose, pretrained_cfg, register
+from saccade.models._build import build, choose, one_a_stage, pretrained_cfg, register
 from saccade.models.paca_teacher import ClusteringTeacher
 from saccade.tokens.clusters import (
     ClusterTokenizer,
@@ -181,6 +181,7 @@ class PaCa(nn.Module):
         drop_path_rate: float = 0.0,
     ):
         super().__init__()
+        one_a_stage(len(dims), depths=depths, heads=heads)
         check_clusters(clusters, len(dims))
         choose("clustering", clustering, tuple(CLUSTERINGS))
         choose("norm", norm, ("pre", "post", "sub"))

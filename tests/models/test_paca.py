@@ -368,6 +368,8 @@ def test_post_norm_bounds_what_a_branch_adds():
         (dict(clusters=(100, 100, 100)), "clusters must be 4 numbers"),
         (dict(clusters=(1, 1, 1, -1)), "clusters must be 4 numbers"),
         (dict(clusters=100), "clusters must be 4 numbers"),
+        (dict(depths=(1, 1)), "depths must be 4 numbers, one a stage"),
+        (dict(heads=2), "heads must be 4 numbers, one a stage; got 2"),
         (dict(clustering="kmeans"), "clustering must be one of conv, mlp, linear; got 'kmeans'"),
         (dict(where="layer"), "where must be 'stage', 'block' or a number"),
         (dict(where=0), "where must be 'stage', 'block' or a number"),

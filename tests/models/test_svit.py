@@ -139,3 +139,13 @@ def test_position_tables_follow_the_image_and_learn(position):
     assert set(tables) == model.no_weight_decay() != set()
     model(torch.randn(1, 3, 50, 70)).sum().backward()
     assert all(model.get_parameter(name).grad.abs().sum() > 0 for name in tables)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [dict(super_token=(8, 4)), dict(depths=3), dict(heads=(1, 2, 5)), dict(iterations=(1, 1)), dict(layer_scale=0.1)],
+)
+def test_an_option_without_a_number_for_every_stage_is_named(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} must be 4 numbers, one a stage; got"):
+        saccade.create_model("svit_nano", **options)
