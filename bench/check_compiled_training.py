@@ -29,15 +29,15 @@ SETS = {
 
 def pictures(batch: int, size: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Noise with a mark of its class: a plane wave, another direction for every class."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(classes, (batch,), generator=generator)
-    line = torch.linspace(0, 6.28, size)
+    generator = torch.Generator("cuda").manual_seed(seed)
+    labels = torch.randint(classes, (batch,), generator=generator, device="cuda")
+    line = torch.linspace(0, 6.28, size, device="cuda")
     angle = labels.float() / classes * 3.14
     wave = torch.sin(
         4 * (line[None, None] * angle.cos()[:, None, None] + line[None, :, None] * angle.sin()[:, None, None])
     )
-    images = torch.randn(batch, 3, size, size, generator=generator) + wave[:, None]
-    return images.cuda().contiguous(memory_format=torch.channels_last), labels.cuda()
+    images = torch.randn(batch, 3, size, size, generator=generator, device="cuda") + wave[:, None]
+    return images.contiguous(memory_format=torch.channels_last), labels
 
 
 def fresh(args: argparse.Namespace):
