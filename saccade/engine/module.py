@@ -150,6 +150,7 @@ class Training(LightningModule):
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
+        self.model.zero_grad()  # now, not after the next forward pass: it can have their memory
         self.clock.tick()
         if self.clock.limit and self.trainer.world_size > 1:  # one watch for all: rates and the end must agree
             self.clock.agree(self.trainer.strategy.broadcast(self.clock.opinion()))
