@@ -59,8 +59,10 @@ def weighted_rows(rows: Tensor, first: Tensor, steps: list[int], share: Tensor) 
             total = total + rows[first + steps[k]] * share[k].unsqueeze(-1)
         return total.to(rows.dtype)
     index = torch.stack([first + step for step in steps], dim=-1).flatten(0, 2)  # (B M P, K)
-    share = share.movedim(0, -1).flatten(0, 2).to(rows.dtype)
-    total = F.embedding_bag(index, rows, mode="sum", per_sample_weights=share)
+    # On GPUs the library has no gradient of the shares in bfloat16.
+    wide = rows.float() if rows.is_cuda and rows.dtype == torch.bfloat16 else rows
+    share = share.movedim(0, -1).flatten(0, 2).to(wide.dtype)
+    total = F.embedding_bag(index, wide, mode="sum", per_sample_weights=share).to(rows.dtype)
     return total.view(first.shape[0], first.shape[1], first.shape[2], rows.shape[1])
 
 
