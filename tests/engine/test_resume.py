@@ -31,7 +31,7 @@ def start(out: Path, *changes: str, **environment: str) -> subprocess.Popen:
         "--resume",
         "--quiet",
     ]
-    own = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    own = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(torch.get_num_threads())} | environment
     return subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
