@@ -1,6 +1,7 @@
 """Print docs/results.md from docs/results/*.json, which `saccade train` wrote as result.json.
 
 python docs/make_results.py --add runs/svit_nano_cifar10     # take a run's result into docs/results
+python docs/make_results.py --add runs/* --note "all at once"  # and say beside each what its figures do not
 python docs/make_results.py                                  # write docs/results.md
 python docs/make_results.py --check                          # fail if it is out of date
 """
@@ -28,7 +29,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def add(run: Path) -> Path:
+def add(run: Path, note: str = "") -> Path:
     """Copy a run's result, without the paths of the machine it ran on."""
     source = run / "result.json" if run.is_dir() else run
     result = json.loads(source.read_text())
@@ -41,6 +42,7 @@ def add(run: Path) -> Path:
     result["command"] = re.sub(r"--out \S*/", "--out runs/", result["command"])
     result["data"] = Path(path).name
     result["unreadable_pictures"] = []
+    result["note"] = note
     if run.is_dir() and (run / "evaluation.json").is_file():  # saccade eval --split test --out RUN
         result["test"] = json.loads((run / "evaluation.json").read_text())
         for key in ("checkpoint", "data", "machine"):
@@ -145,16 +147,18 @@ def footnote(result: dict) -> str:
     machine = result["machine"]
     where = f"{machine['device']}, torch {machine['torch']}, {machine['date']}"
     where += f", commit {machine['commit']}" if machine["commit"] else ""  # a copy of the tree without its history
-    return f"- `{result['model']}`: {where}: `{result['command']}`"
+    note = f" ({result['note']})" if result.get("note") else ""
+    return f"- `{result['model']}`: {where}{note}: `{result['command']}`"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", nargs="+", type=Path, metavar="RUN", help="folders of finished runs")
+    parser.add_argument("--note", default="", help="what is to be known beside the figures of the runs added")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     for run in args.add or ():
-        print(f"took {add(run)}")
+        print(f"took {add(run, args.note)}")
     target, text = HERE / "results.md", page()
     if args.check:
         if not target.is_file() or target.read_text() != text:
