@@ -11,17 +11,17 @@ import saccade
 from saccade.data.photos import photo_paths
 
 PICTURES = {  # file: photograph, model, figure, pixels across a panel
-    "svit.png": ("cat", "svit_small", "super_tokens", 300),
-    "vt.png": ("astronaut", "vt_resnet18", "assignment-1", 120),
-    "paca.png": ("coffee", "paca_small", "mosaic", 230),
-    "sparseformer.png": ("rocket", "sparseformer_tiny", "looking", 180),
+    "svit.png": ("cat", "svit_nano", "super_tokens", 300),
+    "vt.png": ("astronaut", "vt_nano", "assignment-1", 120),
+    "paca.png": ("coffee", "paca_nano", "mosaic", 230),
+    "sparseformer.png": ("rocket", "sparseformer_nano", "looking", 180),
 }
 
 OVERVIEW = (  # model, figure, which of its panels
-    ("svit_small", "super_tokens", 1, "SViT: super tokens follow the edges"),
-    ("paca_small", "mosaic", 1, "PaCa: learned clusters"),
-    ("sparseformer_tiny", "looking", 0, "SparseFormer: regions that move"),
-    ("vt_resnet18", "mosaic", 1, "VT: 16 visual tokens"),
+    ("svit_nano", "super_tokens", 1, "SViT: super tokens follow the edges"),
+    ("paca_nano", "mosaic", 2, "PaCa: learned clusters"),
+    ("sparseformer_nano", "looking", 4, "SparseFormer: regions that move"),
+    ("vt_nano", "mosaic", 1, "VT: 8 visual tokens"),
 )
 LIMIT = 190_000  # bytes
 
@@ -34,7 +34,7 @@ def overview(photo: str = "cat") -> Image.Image:
     for model, figure, number, label in OVERVIEW:
         found = saccade.explain(photo_paths()[photo], model, importance=())[0]
         panels.append(found.figures[figure].panels[number]._replace(label=label, note=model, colour=None))
-    caption = "Fresh weights: how each family groups the pixels before it has learned anything."
+    caption = "The weights that come with the package, learned from Tiny-ImageNet."
     return Figure("overview", "One photograph, four ways to see it as a few tokens", caption, panels, 4).image(250)
 
 

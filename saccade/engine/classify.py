@@ -31,7 +31,9 @@ class Classify(Training):
         super().__init__(*args)
         recipe, sizes = self.recipe, self.sizes
         num_classes, augment, distill = len(self.sources.classes), recipe.augment, recipe.distill
-        teacher = load_teacher(distill.teacher, num_classes, sizes, **distill.kwargs) if distill.teacher else None
+        teacher = None
+        if distill.teacher:
+            teacher = load_teacher(distill.teacher, num_classes, sizes, distill.image_size, **distill.kwargs)
         self.hidden = {"teacher": teacher}  # in a dict: neither saved nor counted as part of the model
         self.metrics = accuracy_metrics(num_classes)
         self.augment = batch_augment(augment, sizes.size, sizes) if self.sources.train_memory is not None else None
@@ -83,6 +85,8 @@ class Classify(Training):
 
     def compile_model(self, mode: str | None) -> None:
         super().compile_model(mode)
+        if self.hidden["teacher"] is not None:
+            self.hidden["teacher"].compile()
         if self.augment is not None:
             self.augment.change = torch.compile(self.augment.change, mode=mode)
 

@@ -142,6 +142,7 @@ class Distill:
     weight: float = 0.8
     temperature: float = 1.0
     kind: Literal["soft", "hard"] = "soft"
+    image_size: int | None = None  # at which the teacher looks; None is the student's
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 

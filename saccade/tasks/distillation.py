@@ -12,13 +12,17 @@ from saccade.models._card import Preprocess, open_model, preprocess_of
 
 
 class Teacher(nn.Module):
-    """Any model that answers pictures with logits; frozen, in evaluation mode, fed in its own size and colours."""
+    """Any model that answers pictures with logits; frozen, in evaluation mode, fed in its own colours.
 
-    def __init__(self, model: nn.Module, num_classes: int, seen: Preprocess):
+    It looks at the student's pictures, brought to `size` where one is given or where it takes no other.
+    """
+
+    def __init__(self, model: nn.Module, num_classes: int, seen: Preprocess, size: int | None = None):
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         about = preprocess_of(model)
-        self.size = about.size if about.size != seen.size and _is_fixed(model) else None
+        wanted = size or (about.size if _is_fixed(model) else seen.size)
+        self.size = wanted if wanted != seen.size else None
         # x normalised for the student -> normalised for the teacher: x * gain + offset
         mean, std = torch.tensor(seen.mean), torch.tensor(seen.std)
         own_mean, own_std = torch.tensor(about.mean), torch.tensor(about.std)
@@ -40,7 +44,7 @@ class Teacher(nn.Module):
         return self.model(images)
 
 
-def load_teacher(source: str, classes: int, seen: Preprocess, **kwargs: Any) -> Teacher:
+def load_teacher(source: str, classes: int, seen: Preprocess, size: int | None = None, **kwargs: Any) -> Teacher:
     """A saccade checkpoint by path, or a timm model by name with its pretrained weights, for `classes` classes."""
     if Path(source).exists():
         model = open_model(source)[0]
@@ -48,7 +52,7 @@ def load_teacher(source: str, classes: int, seen: Preprocess, **kwargs: Any) -> 
         model = timm.create_model(source, **({"pretrained": True} | kwargs))
     else:
         raise ValueError(f"no teacher {source!r}: expected a saccade checkpoint or the name of a timm model.")
-    return Teacher(model, classes, seen)
+    return Teacher(model, classes, seen, size)
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0, kind: str = "soft") -> Tensor:

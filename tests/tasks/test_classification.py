@@ -58,6 +58,8 @@ def test_a_teacher_gets_pictures_in_its_own_colours():
     teacher((pixels - mean) / std)
     torch.testing.assert_close(seen[0], (pixels - 0.5) / 0.5)
     assert not teacher.model.training
+    Teacher(Listener(), 3, student, size=48)(torch.rand(2, 3, 32, 32))
+    assert seen[1].shape == (2, 3, 48, 48), "a teacher may look more closely than its student"
 
 
 def test_a_teacher_for_other_classes_is_refused(tmp_path):

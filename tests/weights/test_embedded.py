@@ -1,15 +1,18 @@
 """Weights that come with the package: found by themselves, offline, through timm's own doors."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 import timm
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import saccade
 from saccade import weights
+from saccade.data.photos import photo_paths
 from saccade.data.scenes import Scenes
 from saccade.models._card import open_model, read_card, readable
 from saccade.tasks.open import open_task_model
@@ -184,6 +187,28 @@ def test_everything_that_is_shipped_holds_its_promises():
             if card.task == "classification":
                 tagged = timm.create_model(name, pretrained=True).eval()
                 torch.testing.assert_close(tagged(IMAGES), model(IMAGES))
+
+
+@pytest.mark.parametrize(("photo", "words"), [("cat", ("cat", "tabby")), ("coffee", ("espresso", "cup"))])
+def test_shipped_classifiers_know_the_cat_and_the_coffee(photo, words):
+    """Among the first five answers of at least three of the four, seen as `saccade predict` sees them."""
+    with weights_in(SHIPPED), Image.open(photo_paths()[photo]) as picture:
+        right = []
+        for name in NANO:
+            model = timm.create_model(f"{name}.tiny_imagenet", pretrained=True).eval()
+            transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+            with torch.inference_mode():
+                best = model(transform(picture.convert("RGB"))[None])[0].topk(5).indices.tolist()
+            answers = [model.pretrained_cfg["label_names"][i] for i in best]
+            right += [name] if any(word in answer for word in words for answer in answers) else []
+    assert len(right) >= 3, right
+
+
+def test_the_documentation_has_the_figures_of_the_cards():
+    page = (SHIPPED.parents[1] / "docs" / "weights.md").read_text()
+    for name, path in weights.embedded().items():
+        top1 = re.search(r"(?:top1|miou) ([\d.]+) %", path.with_suffix(".md").read_text()).group(1)
+        assert re.search(rf"`{re.escape(name)}` \|.*\b{float(top1):.1f} %", page), f"{name}: {top1} %"
 
 
 def test_the_tool_is_a_command():
