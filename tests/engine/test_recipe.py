@@ -81,6 +81,7 @@ def test_the_list_is_complete():
     papers |= {f"sparseformer_{size}_imagenet" for size in ("tiny", "small", "base")}
     models = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano", "vt_resnet18")
     small = {f"{model}_{data}" for model in models for data in ("cifar10", "tiny_imagenet")}
+    small |= {f"{model}_tiny_imagenet_distilled" for model in models[:4]}
     papers |= {f"video_sparseformer_{size}_kinetics400" for size in ("tiny", "small", "base")}
     heads = ("paca_nano", "paca_tiny", "svit_small_upernet", "resnet50_fpn", "resnet50_vt_fpn", "sparseformer_tiny")
     small |= {f"{model}_camvid" for model in heads}
