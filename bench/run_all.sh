@@ -15,6 +15,7 @@ wait
 tail -n 12 "$out/kernels.txt" "$out/compiled_training.txt" "$out/warm.txt"
 # What does.
 timeout 300 python3 bench/gpu_table.py --out "$out" --minutes 4.6 2>&1 | tee "$out/table.txt"
+timeout 40 python3 bench/short_attention.py 2>&1 | tee "$out/short_attention.txt"
 for how in "--mode inference" "--mode train"; do
   # shellcheck disable=SC2086
   timeout 60 python3 bench/profile_gpu.py svit_small paca_small sparseformer_tiny vt_resnet50 $how --rows 12 2>&1 |

@@ -1,13 +1,16 @@
 """Multi-head attention: a list of vectors among themselves, or one list asking another."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.kernels import allowed, suits
+from saccade.kernels.short_attention import is_short, short_attention
 from saccade.layers.linear import Linear
 
 
 class SelfAttention(nn.Module):
-    """Every vector asks all the others; one fused projection, PyTorch's fused attention.
+    """Every vector asks all the others; one fused projection, one fused attention.
 
     `sub_norm` normalises what the heads found before the last projection (Sub-LN, arXiv 2210.06423).
     """
@@ -22,12 +25,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, tokens: Tensor, bias: Tensor | None = None) -> Tensor:
         """tokens (B, M, D), optional bias (heads, M, M) added to the scores -> tokens (B, M, D)."""
-        qkv = self.qkv(tokens).unflatten(2, (3, self.num_heads, -1))  # (B, M, 3, heads, D/heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, M, D/heads) each
-        if bias is not None:
-            bias = bias.to(query.dtype)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        return self.proj(self.norm(mixed.transpose(1, 2).flatten(2)))
+        return self.proj(self.norm(attend(self.qkv(tokens), self.num_heads, bias)))
 
 
 class CrossAttention(nn.Module):
@@ -54,3 +52,14 @@ class CrossAttention(nn.Module):
 def check_heads(dim: int, num_heads: int) -> None:
     if dim % num_heads:
         raise ValueError(f"width {dim} does not divide into {num_heads} heads; choose heads that divide it.")
+
+
+def attend(qkv: Tensor, num_heads: int, bias: Tensor | None = None) -> Tensor:
+    """qkv (B, M, 3 D), optional bias (heads, M, M) added to the scores -> mixed values (B, M, D)."""
+    if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+        if bias is None and suits(qkv) and allowed("short_attention") and is_short(qkv, num_heads):
+            return short_attention(qkv, num_heads)
+    query, key, value = qkv.unflatten(2, (3, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, M, D/heads)
+    if bias is not None:
+        bias = bias.to(query.dtype)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias).transpose(1, 2).flatten(2)

@@ -22,7 +22,7 @@ from timm.models import checkpoint, generate_default_cfgs, register_notrace_func
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from saccade.layers.attention import SelfAttention
+from saccade.layers.attention import SelfAttention, attend
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
@@ -40,6 +40,7 @@ from saccade.tokens.regions import (
 )
 
 __all__ = ["SparseFormer"]
+register_notrace_function(attend)
 PYRAMID = (4, 8, 16, 32)  # strides of the dense maps
 
 

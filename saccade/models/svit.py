@@ -20,12 +20,13 @@ from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_p
 from timm.models import (
     checkpoint_seq,
     generate_default_cfgs,
+    register_notrace_function,
     register_notrace_module,
 )
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from saccade.layers.attention import SelfAttention
+from saccade.layers.attention import SelfAttention, attend
 from saccade.layers.depthwise import DepthwiseConv
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
 from saccade.layers.mlp import ConvMlp
@@ -35,6 +36,7 @@ from saccade.models._build import build, choose, one_a_stage, pretrained_cfg, re
 from saccade.tokens.super_tokens import SuperTokenizer, spread
 
 __all__ = ["SViT"]
+register_notrace_function(attend)
 
 
 class ConvGeluNorm(nn.Module):

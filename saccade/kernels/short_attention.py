@@ -1,0 +1,162 @@
+"""Attention among at most 64 vectors, straight from their fused projection to the mixed values.
+
+The library's kernels are made for long lists: they take tiles of 64 to 128 vectors of one head, heads of 8 channels or
+more, and want queries, keys and values apart. Here a program takes all vectors of one image and 16 or more channels of
+all three, which are several small heads or one large; other heads' channels count as zero in a head's scores. Nothing
+is copied before or behind it, and backward computes the weights again instead of keeping them.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from saccade.kernels import HAS_TRITON, launched_directly, wrap
+
+LONGEST = 64  # vectors
+WIDEST = 64  # channels of a head
+
+
+def is_short(qkv: Tensor, num_heads: int) -> bool:
+    """Whether the list is short and its heads are of 4, 8, 16, 32 or 64 channels, in whole groups of 16 channels."""
+    dim = qkv.shape[-1] // 3
+    width = dim // num_heads
+    powers = width & (width - 1) == 0 and 4 <= width <= WIDEST
+    return qkv.ndim == 3 and qkv.shape[1] <= LONGEST and powers and dim % 16 == 0 and qkv.is_contiguous()
+
+
+def plain_short_attention(qkv: Tensor, num_heads: int) -> Tensor:
+    """The twin: qkv (B, M, 3 D) -> mixed values (B, M, D)."""
+    query, key, value = qkv.unflatten(2, (3, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+    from torch.library import triton_op
+
+    @triton.jit
+    def _weights(query, key, scale, mine, held, EXACT: tl.constexpr):
+        """Softmax over the keys of one head (M, M); channels of other heads count as zero."""
+        scores = tl.dot(tl.where(mine, query, 0.0).to(key.dtype), tl.trans(key), input_precision=EXACT) * scale
+        scores = tl.where(held, scores, float("-inf"))
+        scores = tl.exp(scores - tl.max(scores, 1)[:, None])
+        return scores / tl.sum(scores, 1)[:, None]
+
+    @triton.jit
+    def _forward_kernel(
+        x_pointer, y_pointer, count, dim, scale,
+        ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
+    ):  # fmt: skip
+        row, lane = tl.arange(0, ROWS), tl.arange(0, CHANNELS)
+        channel = tl.program_id(1) * CHANNELS + lane
+        mask = (row < count)[:, None] & (channel < dim)[None, :]
+        image = tl.program_id(0).to(tl.int64) * count
+        place = x_pointer + (image + row)[:, None] * (3 * dim) + channel[None, :]
+        query = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+        key = tl.load(place + dim, mask=mask, other=0.0)
+        value = tl.load(place + 2 * dim, mask=mask, other=0.0)
+        held = (row < count)[None, :]
+        mixed = tl.zeros((ROWS, CHANNELS), tl.float32)
+        for head in tl.static_range(CHANNELS // WIDTH):
+            mine = (lane // WIDTH == head)[None, :]
+            weights = _weights(query, key, scale, mine, held, EXACT)
+            found = tl.dot(weights.to(value.dtype), value, input_precision=EXACT)
+            mixed += tl.where(mine, found, 0.0)
+        target = y_pointer + (image + row)[:, None] * dim + channel[None, :]
+        tl.store(target, mixed.to(y_pointer.dtype.element_ty), mask=mask)
+
+    @triton.jit
+    def _backward_kernel(
+        g_pointer, x_pointer, d_pointer, count, dim, scale,
+        ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
+    ):  # fmt: skip
+        row, lane = tl.arange(0, ROWS), tl.arange(0, CHANNELS)
+        channel = tl.program_id(1) * CHANNELS + lane
+        mask = (row < count)[:, None] & (channel < dim)[None, :]
+        image = tl.program_id(0).to(tl.int64) * count
+        offset = (image + row)[:, None] * (3 * dim) + channel[None, :]
+        query = tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32)
+        key = tl.load(x_pointer + offset + dim, mask=mask, other=0.0)
+        value = tl.load(x_pointer + offset + 2 * dim, mask=mask, other=0.0)
+        gradient = tl.load(g_pointer + (image + row)[:, None] * dim + channel[None, :], mask=mask, other=0.0)
+        gradient = gradient.to(tl.float32)
+        held = (row < count)[None, :]
+        to_query = tl.zeros((ROWS, CHANNELS), tl.float32)
+        to_key = tl.zeros((ROWS, CHANNELS), tl.float32)
+        to_value = tl.zeros((ROWS, CHANNELS), tl.float32)
+        for head in tl.static_range(CHANNELS // WIDTH):
+            mine = (lane // WIDTH == head)[None, :]
+            weights = _weights(query, key, scale, mine, held, EXACT)
+            own = tl.where(mine, gradient, 0.0).to(value.dtype)  # of this head: zero in the channels of others
+            to_value += tl.dot(tl.trans(weights.to(value.dtype)), own, input_precision=EXACT)
+            along = tl.dot(own, tl.trans(value), input_precision=EXACT)  # gradient of the weights
+            along = weights * (along - tl.sum(weights * along, 1)[:, None]) * scale  # and of the scores
+            along = along.to(key.dtype)
+            to_query += tl.where(mine, tl.dot(along, key, input_precision=EXACT), 0.0)
+            asked = tl.where(mine, query, 0.0).to(key.dtype)
+            to_key += tl.dot(tl.trans(along), asked, input_precision=EXACT)
+        dtype = d_pointer.dtype.element_ty
+        tl.store(d_pointer + offset, to_query.to(dtype), mask=mask)
+        tl.store(d_pointer + offset + dim, to_key.to(dtype), mask=mask)
+        tl.store(d_pointer + offset + 2 * dim, to_value.to(dtype), mask=mask)
+
+    def _tile(qkv: Tensor, num_heads: int) -> tuple[tuple[int, int], dict]:
+        batch, count, triple = qkv.shape
+        dim = triple // 3
+        width = dim // num_heads
+        channels = max(16, width)
+        rows = max(16, triton.next_power_of_2(count))
+        exact = "ieee" if qkv.dtype == torch.float32 else "tf32"
+        warps = 4 if rows * channels >= 2048 else 2
+        tile = dict(ROWS=rows, CHANNELS=channels, WIDTH=width, EXACT=exact, num_warps=warps)
+        return (batch, dim // channels), tile
+
+    def _forward(qkv: Tensor, num_heads: int) -> Tensor:
+        """qkv (B, M, 3 D), contiguous -> mixed values (B, M, D)."""
+        batch, count, triple = qkv.shape
+        dim = triple // 3
+        mixed = torch.empty(batch, count, dim, dtype=qkv.dtype, device=qkv.device)
+        grid, tile = _tile(qkv, num_heads)
+        wrap(_forward_kernel)[grid](qkv, mixed, count, dim, (dim // num_heads) ** -0.5, **tile)
+        return mixed
+
+    def _gradient(g: Tensor, qkv: Tensor, num_heads: int) -> Tensor:
+        """Gradient of the mixed values (B, M, D) -> of qkv (B, M, 3 D)."""
+        _, count, triple = qkv.shape
+        dim = triple // 3
+        g_qkv = torch.empty_like(qkv)
+        grid, tile = _tile(qkv, num_heads)
+        wrap(_backward_kernel)[grid](g, qkv, g_qkv, count, dim, (dim // num_heads) ** -0.5, **tile)
+        return g_qkv
+
+    class _ShortAttention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, qkv: Tensor, num_heads: int) -> Tensor:
+            _save(ctx, (qkv, num_heads), None)
+            with launched_directly():
+                return _forward(qkv, num_heads)
+
+        @staticmethod
+        def backward(ctx, g: Tensor):
+            with launched_directly():
+                return _backward(ctx, g, gradient=_gradient)
+
+    _op = triton_op("saccade::short_attention", _forward, mutates_args={})
+    _gradient_op = triton_op("saccade::short_attention_backward", _gradient, mutates_args={})
+
+    def _save(ctx, inputs, output) -> None:
+        qkv, ctx.num_heads = inputs
+        ctx.save_for_backward(qkv)
+
+    def _backward(ctx, g: Tensor, gradient=_gradient_op):
+        (qkv,) = ctx.saved_tensors
+        return gradient(g.contiguous(), qkv, ctx.num_heads), None
+
+    _op.register_autograd(_backward, setup_context=_save)
+
+
+def short_attention(qkv: Tensor, num_heads: int) -> Tensor:
+    """qkv (B, M, 3 D), contiguous, M at most 64 -> mixed values (B, M, D)."""
+    fused = _op if torch.compiler.is_compiling() else _ShortAttention.apply
+    return fused(qkv, num_heads)
