@@ -16,7 +16,7 @@ SHAPES = {  # images, vectors, width, heads
     "SparseFormer-T, cortex": (128, 49, 512, 64),
     "SViT-S, stage 1": (128, 49, 64, 1),
     "SViT-S, stage 4": (128, 49, 512, 8),
-    "sparseformer_nano": (512, 36, 192, 6),
+    "sparseformer_nano, cortex": (512, 36, 192, 8),
 }
 BACKENDS = {
     "library": None,

@@ -17,11 +17,11 @@ WIDEST = 64  # channels of a head
 
 
 def is_short(qkv: Tensor, num_heads: int) -> bool:
-    """Whether the list is short and its heads are of 4, 8, 16, 32 or 64 channels, in whole groups of 16 channels."""
+    """Whether the list is short and its heads have at most 64 channels; those of 4 and 8 come in groups of 16."""
     dim = qkv.shape[-1] // 3
     width = dim // num_heads
-    powers = width & (width - 1) == 0 and 4 <= width <= WIDEST
-    return qkv.ndim == 3 and qkv.shape[1] <= LONGEST and powers and dim % 16 == 0 and qkv.is_contiguous()
+    fits = 16 <= width <= WIDEST or (width in (4, 8) and dim % 16 == 0)
+    return qkv.ndim == 3 and qkv.shape[1] <= LONGEST and fits and qkv.is_contiguous()
 
 
 def plain_short_attention(qkv: Tensor, num_heads: int) -> Tensor:
@@ -46,11 +46,11 @@ if HAS_TRITON:
     @triton.jit
     def _forward_kernel(
         x_pointer, y_pointer, count, dim, scale,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
+        ROWS: tl.constexpr, CHANNELS: tl.constexpr, STEP: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
     ):  # fmt: skip
         row, lane = tl.arange(0, ROWS), tl.arange(0, CHANNELS)
-        channel = tl.program_id(1) * CHANNELS + lane
-        mask = (row < count)[:, None] & (channel < dim)[None, :]
+        channel = tl.program_id(1) * STEP + lane
+        mask = (row < count)[:, None] & (lane < STEP)[None, :]
         image = tl.program_id(0).to(tl.int64) * count
         place = x_pointer + (image + row)[:, None] * (3 * dim) + channel[None, :]
         query = tl.load(place, mask=mask, other=0.0).to(tl.float32)
@@ -58,7 +58,7 @@ if HAS_TRITON:
         value = tl.load(place + 2 * dim, mask=mask, other=0.0)
         held = (row < count)[None, :]
         mixed = tl.zeros((ROWS, CHANNELS), tl.float32)
-        for head in tl.static_range(CHANNELS // WIDTH):
+        for head in tl.static_range(STEP // WIDTH):
             mine = (lane // WIDTH == head)[None, :]
             weights = _weights(query, key, scale, mine, held, EXACT)
             found = tl.dot(weights.to(value.dtype), value, input_precision=EXACT)
@@ -69,11 +69,11 @@ if HAS_TRITON:
     @triton.jit
     def _backward_kernel(
         g_pointer, x_pointer, d_pointer, count, dim, scale,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
+        ROWS: tl.constexpr, CHANNELS: tl.constexpr, STEP: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
     ):  # fmt: skip
         row, lane = tl.arange(0, ROWS), tl.arange(0, CHANNELS)
-        channel = tl.program_id(1) * CHANNELS + lane
-        mask = (row < count)[:, None] & (channel < dim)[None, :]
+        channel = tl.program_id(1) * STEP + lane
+        mask = (row < count)[:, None] & (lane < STEP)[None, :]
         image = tl.program_id(0).to(tl.int64) * count
         offset = (image + row)[:, None] * (3 * dim) + channel[None, :]
         query = tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32)
@@ -85,7 +85,7 @@ if HAS_TRITON:
         to_query = tl.zeros((ROWS, CHANNELS), tl.float32)
         to_key = tl.zeros((ROWS, CHANNELS), tl.float32)
         to_value = tl.zeros((ROWS, CHANNELS), tl.float32)
-        for head in tl.static_range(CHANNELS // WIDTH):
+        for head in tl.static_range(STEP // WIDTH):
             mine = (lane // WIDTH == head)[None, :]
             weights = _weights(query, key, scale, mine, held, EXACT)
             own = tl.where(mine, gradient, 0.0).to(value.dtype)  # of this head: zero in the channels of others
@@ -105,12 +105,13 @@ if HAS_TRITON:
         batch, count, triple = qkv.shape
         dim = triple // 3
         width = dim // num_heads
-        channels = max(16, width)
+        step = max(16, width)  # channels of a program: several small heads, or one
+        channels = triton.next_power_of_2(step)
         rows = max(16, triton.next_power_of_2(count))
         exact = "ieee" if qkv.dtype == torch.float32 else "tf32"
         warps = 4 if rows * channels >= 2048 else 2
-        tile = dict(ROWS=rows, CHANNELS=channels, WIDTH=width, EXACT=exact, num_warps=warps)
-        return (batch, dim // channels), tile
+        tile = dict(ROWS=rows, CHANNELS=channels, STEP=step, WIDTH=width, EXACT=exact, num_warps=warps)
+        return (batch, dim // step), tile
 
     def _forward(qkv: Tensor, num_heads: int) -> Tensor:
         """qkv (B, M, 3 D), contiguous -> mixed values (B, M, D)."""
