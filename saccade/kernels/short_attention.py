@@ -110,7 +110,8 @@ if HAS_TRITON:
         rows = max(16, triton.next_power_of_2(count))
         exact = "ieee" if qkv.dtype == torch.float32 else "tf32"
         # The scores live in registers: with fewer warps than these the backward pass spills (ptxas for sm_90a).
-        tile = dict(ROWS=rows, CHANNELS=channels, STEP=step, WIDTH=width, EXACT=exact, num_warps=rows // 16)
+        warps = rows // 16 * (2 if channels == WIDEST else 1)
+        tile = dict(ROWS=rows, CHANNELS=channels, STEP=step, WIDTH=width, EXACT=exact, num_warps=warps)
         return (batch, dim // step), tile
 
     def _forward(qkv: Tensor, num_heads: int) -> Tensor:
