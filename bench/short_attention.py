@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from saccade.benchmark import measure_ceiling
-from saccade.kernels.short_attention import plain_short_attention, short_attention
+from saccade.kernels.short_attention import plain_attention, short_attention
 
 SHAPES = {  # images, vectors, width, heads
     "SparseFormer-T, focusing": (128, 49, 256, 64),
@@ -68,10 +68,10 @@ def main() -> None:
             for label, backend in BACKENDS.items():
                 try:
                     if backend is None:
-                        found[label] = milliseconds(steps(shape, plain_short_attention, train))
+                        found[label] = milliseconds(steps(shape, plain_attention, train))
                         continue
                     with sdpa_kernel(backend):
-                        found[label] = milliseconds(steps(shape, plain_short_attention, train))
+                        found[label] = milliseconds(steps(shape, plain_attention, train))
                 except RuntimeError:
                     continue  # not for this shape
             times = ", ".join(f"{label} {1e3 * value:.0f}" for label, value in found.items())

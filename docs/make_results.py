@@ -66,8 +66,8 @@ def page() -> str:
         parts.append(f"{classes}, {counts}.\n")
         parts.append(table(task, chosen))
         parts += [footnote(result) for result in chosen]
-        if (HERE / "images" / f"{data}.jpg").is_file():  # docs/make_segments.py
-            parts.append(f"\n![{data}: pictures, truth, and what the models say](images/{data}.jpg)")
+        if (HERE / "pictures" / f"{data}.jpg").is_file():  # docs/make_segments.py
+            parts.append(f"\n![{data}: pictures, truth, and what the models say](pictures/{data}.jpg)")
         parts.append("")
     if not results:
         parts.append("No results yet.")

@@ -1,4 +1,4 @@
-"""Draw docs/images/<data>.jpg: pictures that were held out, their truth, and what trained segmenters say.
+"""Draw docs/pictures/<data>.jpg: pictures that were held out, their truth, and what trained segmenters say.
 
 python docs/make_segments.py --data camvid/ --split test --runs runs/*_camvid
 """
@@ -61,7 +61,7 @@ def main() -> None:
     for name, labels in answers:
         painted = [overlay(np.asarray(i), own, colours) for i, own in zip(images, labels, strict=True)]
         columns.append((name, painted))
-    target = HERE / "images" / f"{Path(args.data).name}.jpg"
+    target = HERE / "pictures" / f"{Path(args.data).name}.jpg"
     target.parent.mkdir(exist_ok=True)
     sheet(columns, args.width).save(target, quality=88)
     print(f"wrote {target}")

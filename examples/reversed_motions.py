@@ -25,7 +25,10 @@ def main() -> None:
     parser.add_argument("run", help="a run's folder or its weights")
     parser.add_argument("--clips", type=int, default=128, help="of every class")
     args = parser.parse_args()
-    model, card = open_model(args.run)
+    try:
+        model, card = open_model(args.run)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     about = card.preprocess
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(device)

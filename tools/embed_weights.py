@@ -123,8 +123,14 @@ def embed(
 
 
 def without_places(command: str) -> str:
-    """A command without the folders of the machine it ran on."""
-    return " ".join(Path(word).name if "/" in word else word for word in command.split())
+    """A command without the folders of the machine it ran on; recipes keep theirs, which every checkout has."""
+
+    def short(word: str) -> str:
+        key, sign, path = word.rpartition("=")
+        folder = "recipes/" if "/recipes/" in f"/{path}" else ""
+        return key + sign + folder + Path(path).name
+
+    return " ".join(short(word) for word in command.split())
 
 
 def read_result(run: Path) -> dict[str, Any]:

@@ -24,16 +24,27 @@ def is_short(qkv: Tensor, num_heads: int) -> bool:
     return qkv.ndim == 3 and qkv.shape[1] <= LONGEST and fits and qkv.is_contiguous()
 
 
-def plain_short_attention(qkv: Tensor, num_heads: int) -> Tensor:
-    """The twin: qkv (B, M, 3 D) -> mixed values (B, M, D)."""
-    query, key, value = qkv.unflatten(2, (3, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+def plain_attention(qkv: Tensor, num_heads: int, bias: Tensor | None = None) -> Tensor:
+    """The twin, for any length: qkv (B, M, 3 D), bias (heads, M, M) of the scores -> mixed values (B, M, D)."""
+    query, key, value = qkv.unflatten(2, (3, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, M, D/heads)
+    if bias is not None:
+        bias = bias.to(query.dtype)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias).transpose(1, 2).flatten(2)
 
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
     from torch.library import triton_op
+
+    @triton.jit
+    def _place(count, ROWS: tl.constexpr, CHANNELS: tl.constexpr, STEP: tl.constexpr):
+        """Vectors of this program's image (M, 1), its channels (1, C), which of both there are, and which keys."""
+        row, lane = tl.arange(0, ROWS), tl.arange(0, CHANNELS)
+        vector = tl.program_id(0).to(tl.int64) * count + row
+        channel = tl.program_id(1) * STEP + lane
+        mask = (row < count)[:, None] & (lane < STEP)[None, :]
+        return vector[:, None], channel[None, :], mask, (row < count)[None, :]
 
     @triton.jit
     def _weights(query, key, scale, mine, held, EXACT: tl.constexpr):
@@ -48,40 +59,32 @@ if HAS_TRITON:
         x_pointer, y_pointer, count, dim, scale,
         ROWS: tl.constexpr, CHANNELS: tl.constexpr, STEP: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
     ):  # fmt: skip
-        row, lane = tl.arange(0, ROWS), tl.arange(0, CHANNELS)
-        channel = tl.program_id(1) * STEP + lane
-        mask = (row < count)[:, None] & (lane < STEP)[None, :]
-        image = tl.program_id(0).to(tl.int64) * count
-        place = x_pointer + (image + row)[:, None] * (3 * dim) + channel[None, :]
+        vector, channel, mask, held = _place(count, ROWS, CHANNELS, STEP)
+        lane = tl.arange(0, CHANNELS)
+        place = x_pointer + vector * (3 * dim) + channel
         query = tl.load(place, mask=mask, other=0.0).to(tl.float32)
         key = tl.load(place + dim, mask=mask, other=0.0)
         value = tl.load(place + 2 * dim, mask=mask, other=0.0)
-        held = (row < count)[None, :]
         mixed = tl.zeros((ROWS, CHANNELS), tl.float32)
         for head in tl.static_range(STEP // WIDTH):
             mine = (lane // WIDTH == head)[None, :]
             weights = _weights(query, key, scale, mine, held, EXACT)
             found = tl.dot(weights.to(value.dtype), value, input_precision=EXACT)
             mixed += tl.where(mine, found, 0.0)
-        target = y_pointer + (image + row)[:, None] * dim + channel[None, :]
-        tl.store(target, mixed.to(y_pointer.dtype.element_ty), mask=mask)
+        tl.store(y_pointer + vector * dim + channel, mixed.to(y_pointer.dtype.element_ty), mask=mask)
 
     @triton.jit
     def _backward_kernel(
         g_pointer, x_pointer, d_pointer, count, dim, scale,
         ROWS: tl.constexpr, CHANNELS: tl.constexpr, STEP: tl.constexpr, WIDTH: tl.constexpr, EXACT: tl.constexpr,
     ):  # fmt: skip
-        row, lane = tl.arange(0, ROWS), tl.arange(0, CHANNELS)
-        channel = tl.program_id(1) * STEP + lane
-        mask = (row < count)[:, None] & (lane < STEP)[None, :]
-        image = tl.program_id(0).to(tl.int64) * count
-        offset = (image + row)[:, None] * (3 * dim) + channel[None, :]
+        vector, channel, mask, held = _place(count, ROWS, CHANNELS, STEP)
+        lane = tl.arange(0, CHANNELS)
+        offset = vector * (3 * dim) + channel
         query = tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32)
         key = tl.load(x_pointer + offset + dim, mask=mask, other=0.0)
         value = tl.load(x_pointer + offset + 2 * dim, mask=mask, other=0.0)
-        gradient = tl.load(g_pointer + (image + row)[:, None] * dim + channel[None, :], mask=mask, other=0.0)
-        gradient = gradient.to(tl.float32)
-        held = (row < count)[None, :]
+        gradient = tl.load(g_pointer + vector * dim + channel, mask=mask, other=0.0).to(tl.float32)
         to_query = tl.zeros((ROWS, CHANNELS), tl.float32)
         to_key = tl.zeros((ROWS, CHANNELS), tl.float32)
         to_value = tl.zeros((ROWS, CHANNELS), tl.float32)

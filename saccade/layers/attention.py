@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.kernels import allowed, enabled, suits
-from saccade.kernels.short_attention import is_short, short_attention
+from saccade.kernels.short_attention import is_short, plain_attention, short_attention
 from saccade.layers.linear import Linear
 
 
@@ -61,10 +61,7 @@ def attend(qkv: Tensor, num_heads: int, bias: Tensor | None = None) -> Tensor:
     if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
         if bias is None and suits(qkv) and allowed("short_attention") and is_short(qkv, num_heads):
             return short_attention(qkv, num_heads)
-    query, key, value = qkv.unflatten(2, (3, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, M, D/heads)
-    if bias is not None:
-        bias = bias.to(query.dtype)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias).transpose(1, 2).flatten(2)
+    return plain_attention(qkv, num_heads, bias)
 
 
 def in_sight() -> AbstractContextManager[None]:

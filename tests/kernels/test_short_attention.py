@@ -6,7 +6,7 @@ from torch.library import opcheck
 
 from saccade.explain.attend import attentions
 from saccade.kernels import HAS_TRITON, _switch, enabled
-from saccade.kernels.short_attention import is_short, plain_short_attention
+from saccade.kernels.short_attention import is_short, plain_attention
 from saccade.layers.attention import SelfAttention
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
@@ -31,7 +31,7 @@ def test_equals_the_library(count, dim, heads, dtype, tolerance):
     qkv, g = values(2, count, 3 * dim, dtype=dtype).requires_grad_(), values(2, count, dim, dtype=dtype)
     assert is_short(qkv, heads)
     ours = short_attention(qkv, heads)
-    exact = plain_short_attention(qkv.double(), heads)
+    exact = plain_attention(qkv.double(), heads)
     pairs = [(ours, exact)]
     pairs += zip(torch.autograd.grad(ours, qkv, g), torch.autograd.grad(exact, qkv, g.double()), strict=True)
     for a, b in pairs:
@@ -43,7 +43,7 @@ def test_large_scores_stay_finite():
 
     qkv = (100 * values(1, 5, 48)).requires_grad_()
     (gradient,) = torch.autograd.grad(short_attention(qkv, 2).sum(), qkv)
-    torch.testing.assert_close(short_attention(qkv, 2), plain_short_attention(qkv, 2), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(short_attention(qkv, 2), plain_attention(qkv, 2), rtol=1e-4, atol=1e-4)
     assert gradient.isfinite().all()
 
 

@@ -112,7 +112,7 @@ def test_the_card_says_what_people_ask(folder):
         'saccade.create_model("svit_nano.tiny_imagenet", pretrained=True)',
         "non-commercial research and education",
         "top1 41.5 %",
-        "`saccade train svit_nano_tiny_imagenet.yaml --data tiny-imagenet`: adamw, rate 0.001, batch 512, "
+        "`saccade train recipes/svit_nano_tiny_imagenet.yaml --data tiny-imagenet`: adamw, rate 0.001, batch 512, "
         "taught by teacher.safetensors, 100 epochs, 8.5 minutes on a card",
         "64 px, crop 0.9, bicubic",
         "do not decide about people",
@@ -206,7 +206,10 @@ def test_shipped_classifiers_know_the_cat_and_the_coffee(photo, words):
 
 def test_the_documentation_has_the_figures_of_the_cards():
     page = (SHIPPED.parents[1] / "docs" / "weights.md").read_text()
-    for name, path in weights.embedded().items():
+    with weights_in(SHIPPED):
+        files = weights.embedded()
+    assert set(files) >= {f"{name}.tiny_imagenet" for name in NANO}
+    for name, path in files.items():
         top1 = re.search(r"(?:top1|miou) ([\d.]+) %", path.with_suffix(".md").read_text()).group(1)
         assert re.search(rf"`{re.escape(name)}` \|.*\b{float(top1):.1f} %", page), f"{name}: {top1} %"
 
