@@ -14,14 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-try:
-    import triton  # noqa: F401
-    from torch._library.triton import set_wrap_triton_enabled
-    from torch.library import wrap_triton
-
-    HAS_TRITON = True
-except ImportError:  # CPU-only installs have none
-    HAS_TRITON = False
+from saccade.kernels.launch import HAS_TRITON
 
 COMPILED = ("layer_norm", "depthwise_post")  # forms that compiled training has been checked with, see bench/NOTES.md
 _switch = {"on": True, "compiled": COMPILED}
@@ -62,14 +55,6 @@ def suits(*tensors: Tensor) -> bool:
     )
 
 
-def launched_directly():
-    """A context in which `wrap_triton` is no wrapper: outside a compiler its bookkeeping costs half a millisecond."""
-    return set_wrap_triton_enabled(False)
-
-
-def wrap(kernel):
-    """A kernel as compilers trace it; an interpreted one as it is, where torch (before 2.12) cannot wrap it."""
-    try:
-        return wrap_triton(kernel)
-    except RuntimeError:
-        return kernel
+def learns(*tensors: Tensor | None) -> bool:
+    """Whether a gradient will be asked for; without one, a kernel is called without autograd's bookkeeping."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)

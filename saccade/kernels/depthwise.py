@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON, allowed, launched_directly, onednn, suits, wrap
+from saccade.kernels import HAS_TRITON, allowed, learns, onednn, suits
+from saccade.kernels.launch import launch, launched_directly
 
 ACTS = {"": 0, "pre": 1, "post": 2}
 
@@ -27,8 +28,7 @@ def depthwise(features: Tensor, weight: Tensor, bias: Tensor | None, act: str = 
     layout = features.is_contiguous(memory_format=torch.channels_last)
     name = "depthwise_post" if act == "post" else "depthwise"
     if bias is not None and layout and suits(features) and allowed(name):
-        fused = _op if torch.compiler.is_compiling() else _Depthwise.apply
-        return fused(features.permute(0, 2, 3, 1), weight, bias, ACTS[act], shortcut).permute(0, 3, 1, 2)
+        return _fused(features.permute(0, 2, 3, 1), weight, bias, ACTS[act], shortcut).permute(0, 3, 1, 2)
     if layout and act != "pre" and onednn.suits(features):
         return onednn.depthwise(features, weight, bias, act == "post", shortcut)
     return depthwise_twin(features, weight, bias, act, shortcut)
@@ -189,7 +189,7 @@ if HAS_TRITON:
             triton.cdiv(width, tile["COLUMNS"]),
             triton.cdiv(channels, tile["CHANNELS"]),
         )
-        wrap(_conv_kernel)[grid](x, weight, bias, other, y, height, width, channels, **switches, **tile)
+        launch(_conv_kernel, grid, x, weight, bias, other, y, height, width, channels, **switches, **tile)
         return y
 
     def _forward(x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
@@ -210,7 +210,7 @@ if HAS_TRITON:
         strips = triton.cdiv(height, tile["ROWS"])
         partial = torch.empty(batch * strips, 10, channels, dtype=torch.float32, device=x.device)
         grid = (batch * strips, triton.cdiv(channels, tile["CHANNELS"]))
-        wrap(_weight_kernel)[grid](source, g, partial, height, width, channels, strips, **tile)
+        launch(_weight_kernel, grid, source, g, partial, height, width, channels, strips, **tile)
         taps, shift = partial.sum(0).split((9, 1))  # (9, C), (1, C)
         return g_x, taps.t().reshape(weight.shape).to(weight.dtype).contiguous(), shift[0].to(bias.dtype).clone()
 
@@ -238,3 +238,13 @@ if HAS_TRITON:
         return *gradients(g.contiguous(), x, weight, bias, ctx.act, ctx.shortcut), None, None
 
     _op.register_autograd(_backward, setup_context=_save)
+
+
+def _fused(x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
+    """x (B, H, W, C), contiguous -> (B, H, W, C)."""
+    if torch.compiler.is_compiling():
+        return _op(x, weight, bias, act, shortcut)
+    if learns(x, weight, bias):
+        return _Depthwise.apply(x, weight, bias, act, shortcut)
+    with launched_directly():
+        return _forward(x, weight, bias, act, shortcut)

@@ -8,7 +8,8 @@ cast beforehand. Backward computes the gradient of the input and partial sums fo
 import torch
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON, launched_directly, wrap
+from saccade.kernels import HAS_TRITON, learns
+from saccade.kernels.launch import launch, launched_directly
 
 PROGRAMS = 528  # of the backward pass: four for every multiprocessor of an H200, each walking over many rows
 
@@ -78,7 +79,7 @@ if HAS_TRITON:
         y = torch.empty_like(x)
         mean, scale = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
         grid = (triton.cdiv(rows, tile["ROWS"]),)
-        wrap(_forward_kernel)[grid](x, weight, bias, y, mean, scale, rows, channels, eps, **tile)
+        launch(_forward_kernel, grid, x, weight, bias, y, mean, scale, rows, channels, eps, **tile)
         return y, mean, scale
 
     def _gradients(g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,9 +90,10 @@ if HAS_TRITON:
         programs = min(PROGRAMS, triton.cdiv(rows, tile["ROWS"]))
         g_x = torch.empty_like(x)
         partial = torch.empty(programs, 2, channels, dtype=torch.float32, device=x.device)
-        wrap(_backward_kernel)[(programs,)](
-            g, x, weight, mean, scale, g_x, partial, rows, channels, programs * tile["ROWS"], **tile
-        )
+        launch(
+            _backward_kernel, (programs,), g, x, weight, mean, scale, g_x, partial, rows, channels,
+            programs * tile["ROWS"], **tile,
+        )  # fmt: skip
         return g_x, partial.sum(0)
 
     class _LayerNorm(torch.autograd.Function):
@@ -126,5 +128,9 @@ if HAS_TRITON:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """x (…, C), contiguous -> y (…, C)."""
-    fused = _op if torch.compiler.is_compiling() else _LayerNorm.apply
-    return fused(x, weight, bias, eps)[0]
+    if torch.compiler.is_compiling():
+        return _op(x, weight, bias, eps)[0]
+    if learns(x, weight, bias):
+        return _LayerNorm.apply(x, weight, bias, eps)[0]
+    with launched_directly():
+        return _forward(x, weight, bias, eps)[0]

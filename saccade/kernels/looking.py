@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels import HAS_TRITON
+from saccade.kernels.launch import start
 
 if HAS_TRITON:
     import triton
@@ -186,7 +187,7 @@ if HAS_TRITON:
             x, points = x.contiguous(), points.contiguous()
             grid, numbers, blocks = _sizes(x, points, 16)
             y = x.new_empty(*points.shape[:3], x.shape[3])
-            _sample_kernel[grid](x, points, y, *numbers, **blocks)
+            start(_sample_kernel, grid, x, points, y, *numbers, **blocks)
             ctx.save_for_backward(x, points)
             return y
 
@@ -196,7 +197,7 @@ if HAS_TRITON:
             grid, numbers, blocks = _sizes(x, points, 16)
             to_x = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
             to_points = torch.empty_like(points)
-            _sample_backward_kernel[grid](g.contiguous(), x, points, to_x, to_points, *numbers, **blocks)
+            start(_sample_backward_kernel, grid, g.contiguous(), x, points, to_x, to_points, *numbers, **blocks)
             return to_x.to(x.dtype), to_points
 
     class _Place(torch.autograd.Function):
@@ -209,8 +210,9 @@ if HAS_TRITON:
             count, points = regions.shape[0] * regions.shape[1], grid.numel() // 2
             new = torch.empty_like(regions)
             places = regions.new_empty(*regions.shape[:2], points, 2)
-            _place_kernel[(count, 2)](
-                deltas.contiguous(), regions, offsets.contiguous(), grid, new, places, points, scale, eps, limit,
+            start(
+                _place_kernel, (count, 2), deltas.contiguous(), regions, offsets.contiguous(), grid, new, places,
+                points, scale, eps, limit,
                 P=_block(points),
             )  # fmt: skip
             return new, places
@@ -240,8 +242,9 @@ def mix(
     grid, numbers, blocks = _sizes(x, points, 64)
     y = channel_weights.new_empty(*points.shape[:3], x.shape[3])
     precision = "ieee" if channel_weights.dtype == torch.float32 else "tf32"
-    _mix_kernel[grid](
-        x.contiguous(), points.contiguous(), channel_weights, point_weights, channel_bias, point_bias, y, *numbers,
+    start(
+        _mix_kernel, grid, x.contiguous(), points.contiguous(), channel_weights, point_weights, channel_bias,
+        point_bias, y, *numbers,
         channel_weights.stride(1), point_weights.stride(1), PRECISION=precision, num_warps=8, **blocks,
     )  # fmt: skip
     return y

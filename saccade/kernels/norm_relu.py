@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.kernels import HAS_TRITON
+from saccade.kernels.launch import start
 
 
 class Norm(NamedTuple):
@@ -89,8 +90,10 @@ def norm_relu(features: Tensor, norm: Norm, shortcut: Tensor | None = None, othe
     tile = dict(ROWS=max(1, 4096 // width), CHANNELS=width)
     kind, pointers = _pointers(norm, features)
     other_kind, other_pointers = _pointers(other, features)
-    _kernel[(triton.cdiv(rows, tile["ROWS"]), triton.cdiv(channels, width))](
-        features, *pointers, features if shortcut is None else shortcut, *other_pointers, rows, channels, norm.eps,
+    grid = (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(channels, width))
+    start(
+        _kernel, grid, features, *pointers, features if shortcut is None else shortcut, *other_pointers, rows, channels,
+        norm.eps,
         0.0 if other is None else other.eps, NORM=kind, SHORTCUT=shortcut is not None, OTHER=other_kind, **tile,
     )  # fmt: skip
     return features

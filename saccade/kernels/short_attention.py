@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON, launched_directly, wrap
+from saccade.kernels import HAS_TRITON, learns
+from saccade.kernels.launch import launch, launched_directly
 
 LONGEST = 64  # vectors
 WIDEST = 64  # channels of a head
@@ -123,7 +124,7 @@ if HAS_TRITON:
         dim = triple // 3
         mixed = torch.empty(batch, count, dim, dtype=qkv.dtype, device=qkv.device)
         grid, tile = _tile(qkv, num_heads)
-        wrap(_forward_kernel)[grid](qkv, mixed, count, dim, (dim // num_heads) ** -0.5, **tile)
+        launch(_forward_kernel, grid, qkv, mixed, count, dim, (dim // num_heads) ** -0.5, **tile)
         return mixed
 
     def _gradient(g: Tensor, qkv: Tensor, num_heads: int) -> Tensor:
@@ -132,7 +133,7 @@ if HAS_TRITON:
         dim = triple // 3
         g_qkv = torch.empty_like(qkv)
         grid, tile = _tile(qkv, num_heads)
-        wrap(_backward_kernel)[grid](g, qkv, g_qkv, count, dim, (dim // num_heads) ** -0.5, **tile)
+        launch(_backward_kernel, grid, g, qkv, g_qkv, count, dim, (dim // num_heads) ** -0.5, **tile)
         return g_qkv
 
     class _ShortAttention(torch.autograd.Function):
@@ -163,5 +164,9 @@ if HAS_TRITON:
 
 def short_attention(qkv: Tensor, num_heads: int) -> Tensor:
     """qkv (B, M, 3 D), contiguous, M at most 64 -> mixed values (B, M, D)."""
-    fused = _op if torch.compiler.is_compiling() else _ShortAttention.apply
-    return fused(qkv, num_heads)
+    if torch.compiler.is_compiling():
+        return _op(qkv, num_heads)
+    if learns(qkv):
+        return _ShortAttention.apply(qkv, num_heads)
+    with launched_directly():
+        return _forward(qkv, num_heads)

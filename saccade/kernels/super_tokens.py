@@ -17,7 +17,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON
+from saccade.kernels import HAS_TRITON, learns
+from saccade.kernels.launch import start
 
 if HAS_TRITON:
     import triton
@@ -144,17 +145,19 @@ if HAS_TRITON:
         blocks, cells = _blocks(cell, channels, x.dtype), (batch, rows, columns)
         grid = (batch * rows * columns,)
         means = torch.empty(*cells, channels, dtype=x.dtype, device=x.device)
-        _mean_kernel[grid](x, means, height, width, channels, rows, columns, cell, P=blocks["P"], C=blocks["C"])
+        start(_mean_kernel, grid, x, means, height, width, channels, rows, columns, cell, P=blocks["P"], C=blocks["C"])
         association = torch.empty(*cells, 9, cell * cell, dtype=x.dtype, device=x.device)
         sent = torch.empty(*cells, 9, channels, dtype=torch.float32, device=x.device)
         weights = torch.empty(*cells, 9, dtype=torch.float32, device=x.device)
-        _group_kernel[grid](
-            x, means, association, sent, weights, height, width, channels, rows, columns, cell, channels**-0.5,
-            KNOWN=False, **blocks,
+        start(
+            _group_kernel, grid, x, means, association, sent, weights, height, width, channels, rows, columns, cell,
+            channels**-0.5, KNOWN=False, **blocks,
         )  # fmt: skip
         tokens = torch.empty_like(means)
         weight = torch.empty(cells, dtype=torch.float32, device=x.device)
-        _collect_kernel[grid](sent, weights, tokens, weight, channels, rows, columns, eps, MEAN=True, C=blocks["C"])
+        start(
+            _collect_kernel, grid, sent, weights, tokens, weight, channels, rows, columns, eps, MEAN=True, C=blocks["C"]
+        )
         return tokens, association, weight
 
     def _collect(x: Tensor, association: Tensor, cell: int) -> Tensor:
@@ -163,11 +166,12 @@ if HAS_TRITON:
         batch, height, width, channels, rows, columns = _sizes(x, cell)
         blocks, grid = _blocks(cell, channels, x.dtype), (batch * rows * columns,)
         sent = torch.empty(batch, rows, columns, 9, channels, dtype=torch.float32, device=x.device)
-        _group_kernel[grid](
-            x, x, association, sent, sent, height, width, channels, rows, columns, cell, 1.0, KNOWN=True, **blocks
-        )
+        start(
+            _group_kernel, grid, x, x, association, sent, sent, height, width, channels, rows, columns, cell, 1.0,
+            KNOWN=True, **blocks,
+        )  # fmt: skip
         total = torch.empty(batch, rows, columns, channels, dtype=x.dtype, device=x.device)
-        _collect_kernel[grid](sent, sent, total, sent, channels, rows, columns, 0.0, MEAN=False, C=blocks["C"])
+        start(_collect_kernel, grid, sent, sent, total, sent, channels, rows, columns, 0.0, MEAN=False, C=blocks["C"])
         return total
 
     def _spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: int) -> Tensor:
@@ -175,9 +179,9 @@ if HAS_TRITON:
         tokens, association = tokens.contiguous(), association.contiguous()
         batch, rows, columns, channels = tokens.shape
         y = torch.empty(batch, height, width, channels, dtype=tokens.dtype, device=tokens.device)
-        _spread_kernel[(batch * rows * columns,)](
-            tokens, association, y, height, width, channels, rows, columns, cell,
-            **_blocks(cell, channels, tokens.dtype),
+        start(
+            _spread_kernel, (batch * rows * columns,), tokens, association, y, height, width, channels, rows, columns,
+            cell, **_blocks(cell, channels, tokens.dtype),
         )  # fmt: skip
         return y
 
@@ -248,11 +252,12 @@ if HAS_TRITON:
 
 def group(x: Tensor, cell: int, eps: float) -> tuple[Tensor, Tensor]:
     """x (B, H, W, C) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P)."""
-    tokens, association, _ = (_group_op if torch.compiler.is_compiling() else _Group.apply)(x, cell, eps)
+    fused = _group_op if torch.compiler.is_compiling() else _Group.apply if learns(x) else _group
+    tokens, association, _ = fused(x, cell, eps)
     return tokens, association
 
 
 def spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: int) -> Tensor:
     """tokens (B, rows, columns, C), association (B, rows, columns, 9, P) -> map (B, H, W, C)."""
-    fused = _spread_op if torch.compiler.is_compiling() else _Spread.apply
+    fused = _spread_op if torch.compiler.is_compiling() else _Spread.apply if learns(tokens) else _spread
     return fused(tokens, association, cell, height, width)
