@@ -1,7 +1,10 @@
 """Convolution, norm, ReLU: the brick of which dense heads are built; and resizing of maps."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from saccade.layers.batch_norm import fused_norm, learns_fused
 
 
 class ConvNormRelu(nn.Module):
@@ -15,7 +18,11 @@ class ConvNormRelu(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, D, H, W)."""
-        return F.relu(self.norm(self.conv(features)))
+        features = self.conv(features)
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if learns_fused(self.norm, features):
+                return fused_norm(self.norm, features, relu=True)
+        return F.relu(self.norm(features))
 
 
 def resize(features: Tensor, height: int, width: int) -> Tensor:

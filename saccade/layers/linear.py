@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.kernels import onednn
+from saccade.layers.batch_norm import fused_norm, learns_fused
 
 
 class Linear(nn.Linear):
@@ -54,7 +55,11 @@ class ListNorm(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """vectors (B, N, C) -> (B, N, C)."""
-        return self.bn(vectors.flatten(0, 1)).unflatten(0, (vectors.shape[0], vectors.shape[1]))
+        rows = vectors.flatten(0, 1)
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if learns_fused(self.bn, rows):
+                return fused_norm(self.bn, rows).view(vectors.shape)
+        return self.bn(rows).unflatten(0, (vectors.shape[0], vectors.shape[1]))
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """What the norm does once its statistics are fixed: gain and bias (C,)."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from saccade.kernels import allowed, suits
 from saccade.kernels import norm_relu as kernels
+from saccade.layers.batch_norm import heard, plain
 
 NORMS = (nn.BatchNorm2d, nn.Identity)  # which is what a folded norm leaves
 
@@ -24,8 +25,14 @@ def fits_inference(
         return False
     convs, norms = (*convs, *(shortcut or ())[:1]), (*norms, *(shortcut or ())[1:])
     known = all(type(conv) is nn.Conv2d for conv in convs) and all(type(norm) in NORMS for norm in norms)
-    heard = any(layer._forward_hooks or layer._forward_pre_hooks for layer in (*convs, *norms))
-    return known and not heard and not any(norm.training for norm in norms)
+    return known and not heard((*convs, *norms)) and not any(norm.training for norm in norms)
+
+
+def fits_training(features: Tensor, norms: Sequence[nn.Module], acts: Sequence[nn.Module]) -> bool:
+    """Whether norms of a block may learn together with what stands behind them: on a GPU, heard by nobody."""
+    if not isinstance(features, Tensor) or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return suits(features) and all(plain(norm) and norm.training for norm in norms) and not heard(acts)
 
 
 def conv_norm_relu(

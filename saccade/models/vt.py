@@ -39,9 +39,10 @@ from timm.models._features import feature_take_indices
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
+from saccade.layers.batch_norm import norm_relu
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, TokenTransformer
-from saccade.layers.residual import conv_norm_relu, fits_inference
+from saccade.layers.residual import conv_norm_relu, fits_inference, fits_training
 from saccade.models._build import build, choose, pretrained_cfg, register
 from saccade.models._resnet import LeanBasicBlock, LeanBottleneck
 from saccade.tokens.projector import TokenProjector
@@ -300,9 +301,11 @@ class VT(nn.Module):
         """images (B, 3, H, W) -> features (B, C, H/4, W/4)."""
         check_images(images, self.in_chans)
         images = channels_last(images)
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+        if not torch.jit.is_scripting():
             if fits_inference(images, (self.conv1,), (self.bn1,)):
                 return self.maxpool(conv_norm_relu(self.conv1, self.bn1, images))
+            if fits_training(images, (self.bn1,), (self.act1,)):
+                return self.maxpool(norm_relu(self.bn1, self.conv1(images)))
         return self.maxpool(self.act1(self.bn1(self.conv1(images))))
 
     def forward_tokens(self, images: Tensor) -> Tensor:

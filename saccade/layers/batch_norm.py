@@ -1,0 +1,80 @@
+"""BatchNorm that learns in as few passes as can be, with the sum and the ReLU behind it where there are."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from saccade.kernels import allowed, suits
+from saccade.kernels import batch_norm as kernels
+
+
+class MapNorm(nn.BatchNorm2d):
+    """The library's BatchNorm2d, by the fused kernel where it learns on a GPU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input (B, C, H, W) -> (B, C, H, W)."""
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if learns_fused(self, input):
+                return fused_norm(self, input)
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        momentum = 0.0 if self.momentum is None else self.momentum
+        mean, variance = self.running_mean, self.running_var
+        return F.batch_norm(input, mean, variance, self.weight, self.bias, self.training, momentum, self.eps)
+
+
+def norm_relu(norm: nn.Module, features: Tensor, shortcut: Tensor | None = None) -> Tensor:
+    """relu(norm(features) + shortcut), fused where that suits."""
+    if learns_fused(norm, features, shortcut):
+        return fused_norm(norm, features, True, shortcut)
+    features = norm(features)
+    return F.relu(features if shortcut is None else features + shortcut)
+
+
+def learns_fused(norm: nn.Module, features: Tensor, shortcut: Tensor | None = None) -> bool:
+    """Whether the kernel takes this: a plain norm that learns, on a GPU, channels last in memory."""
+    if not isinstance(features, Tensor) or not norm.training or not torch.is_grad_enabled():
+        return False
+    if torch.compiler.is_compiling() or not plain(norm) or not suits(features) or not allowed("batch_norm"):
+        return False
+    if features.numel() <= features.shape[1]:  # one value a channel has no deviation: the library says so
+        return False
+    if shortcut is not None and (shortcut.dtype != features.dtype or shortcut.shape != features.shape):
+        return False
+    return all(in_rows(value) for value in (features, shortcut) if value is not None)
+
+
+def plain(norm: nn.Module) -> bool:
+    """Whether a norm is the library's in all its parts, and nobody listens to it."""
+    known = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, MapNorm)
+    return known and norm.affine and norm.track_running_stats and norm.momentum is not None and not heard((norm,))
+
+
+def heard(layers: Iterable[nn.Module]) -> bool:
+    """Whether somebody listens to one of these: then it must be called itself."""
+    return any(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks for layer in layers)
+
+
+def in_rows(features: Tensor) -> bool:
+    """Whether the channels of a place lie together: maps (B, C, H, W), lists (N, C)."""
+    layout = torch.channels_last if features.ndim == 4 else torch.contiguous_format
+    return features.ndim in (2, 4) and features.is_contiguous(memory_format=layout)
+
+
+def fused_norm(norm: nn.Module, features: Tensor, relu: bool = False, shortcut: Tensor | None = None) -> Tensor:
+    """The norm, what is added to it, and ReLU in one; (B, C, H, W) or (N, C)."""
+    norm.num_batches_tracked.add_(1)
+    running = (norm.running_mean, norm.running_var)
+    rows = (None if value is None else as_rows(value) for value in (features, shortcut))
+    x, other = rows
+    y = kernels.batch_norm(x, norm.weight, norm.bias, running, norm.momentum, norm.eps, relu, other)
+    if features.ndim == 2:
+        return y
+    batch, channels, height, width = features.shape
+    return y.view(batch, height, width, channels).permute(0, 3, 1, 2)
+
+
+def as_rows(features: Tensor) -> Tensor:
+    return features if features.ndim == 2 else features.permute(0, 2, 3, 1).flatten(0, 2)

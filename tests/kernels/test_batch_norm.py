@@ -1,0 +1,69 @@
+"""Batch norm of training with its sum and ReLU against the library's, forward, backward and running statistics."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from saccade.kernels import HAS_TRITON
+from saccade.kernels.batch_norm import batch_norm_twin
+
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the kernel runs in Triton's interpreter
+
+
+def compare(rows: int, channels: int, relu: bool, shortcut: bool, dtype=torch.float32, tolerance=1e-5, level=1.0):
+    from saccade.kernels.batch_norm import batch_norm
+
+    generator = torch.Generator().manual_seed(rows)
+
+    def values(*shape):
+        return torch.randn(shape, generator=generator).to(DEVICE)
+
+    leaves = [values(rows, channels).add(level).to(dtype), values(channels), values(channels)]
+    leaves += [values(rows, channels).to(dtype)] if shortcut else []
+    g = values(rows, channels).to(dtype)
+    mean, variance = values(channels), values(channels).square()
+
+    def run(function, type_of):
+        inputs = [leaf.to(type_of(leaf)).requires_grad_() for leaf in leaves]
+        running = mean.to(type_of(mean), copy=True), variance.to(type_of(variance), copy=True)
+        y = function(*inputs[:3], running, 0.1, 1e-5, relu, inputs[3] if shortcut else None)
+        return y.detach(), *torch.autograd.grad(y, inputs, g.to(y.dtype)), *running
+
+    ours = run(batch_norm, lambda tensor: tensor.dtype)
+    exact = run(batch_norm_twin, lambda tensor: torch.float64)
+    if dtype != torch.float32:  # a value near zero falls on either side of the ReLU: compare with the same rounding
+        exact = (exact[0], *run(batch_norm_twin, lambda tensor: tensor.dtype)[1:])
+    for a, b in zip(ours, exact, strict=True):
+        assert (a.double() - b.double()).norm() <= tolerance * b.double().norm()
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("shortcut", [False, True])
+@pytest.mark.parametrize(("rows", "channels"), [(300, 40), (70, 300)])
+def test_equals_the_library(rows, channels, relu, shortcut):
+    compare(rows, channels, relu, shortcut)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(6, 200), st.integers(1, 140), st.booleans(), st.booleans())
+def test_equals_the_library_at_any_size(rows, channels, relu, shortcut):
+    compare(rows, channels, relu, shortcut)
+
+
+def test_many_rows_are_walked_over(monkeypatch):
+    from saccade.kernels import batch_norm
+
+    monkeypatch.setattr(batch_norm, "PROGRAMS", 3)
+    compare(1500, 20, True, True)
+
+
+def test_a_mean_far_from_zero_costs_no_digits():
+    compare(300, 16, False, False, level=1000.0, tolerance=1e-3)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no bfloat16 of its own")
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_bfloat16(shortcut):
+    compare(5000, 64, True, shortcut, torch.bfloat16, 1e-2)
