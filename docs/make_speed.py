@@ -130,7 +130,7 @@ def listing(rows: list[dict]) -> str:
 
 
 def how(row: dict) -> str:
-    run = "CUDA graph" if row["cuda_graph"] else "compiled" if row["compiled"] else "eager"
+    run = " with ".join(["compiled"] * row["compiled"] + ["CUDA graph"] * row["cuda_graph"]) or "eager"
     words = [row["mode"], run, row["dtype"]]
     return ", ".join(words + ["channels-last"] * row["channels_last"] + ["optimised"] * row["optimized"])
 

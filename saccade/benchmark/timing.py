@@ -32,7 +32,7 @@ class Case:
     channels_last: bool = False
     device: str = "cpu"
     optimized: bool = False  # the copy of saccade.optimize: folded, and cast instead of autocast; inference only
-    cuda_graph: bool = False  # and its launches recorded
+    cuda_graph: bool = False  # launches recorded: of the optimised copy, of a training step, or by the compiler
     options: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
@@ -139,10 +139,10 @@ def prepare(case: Case) -> tuple[Callable[[], Any], int]:
     layout = torch.channels_last if case.channels_last else torch.contiguous_format
     model = model.to(memory_format=layout)
     shape = model.pretrained_cfg["input_size"][:-2]
-    if case.optimized or case.cuda_graph:
-        if case.mode == "train":
-            raise ValueError("an optimised copy cannot be trained: measure it with mode inference.")
-        model = optimize(model, DTYPES[case.dtype], cuda_graph=case.cuda_graph)
+    if case.optimized and case.mode == "train":
+        raise ValueError("an optimised copy cannot be trained: measure it with mode inference.")
+    if is_copy(case):
+        model = optimize(model, DTYPES[case.dtype], cuda_graph=case.cuda_graph and not case.compiled)
     images = torch.randn(case.batch, *shape, case.size, case.size, device=case.device)
     if images.ndim == 4:
         images = images.to(memory_format=layout)
@@ -151,15 +151,28 @@ def prepare(case: Case) -> tuple[Callable[[], Any], int]:
     return step(model, images, case), size
 
 
+def is_copy(case: Case) -> bool:
+    """Whether the copy of `saccade.optimize` is measured: asked for, or needed to record without a compiler."""
+    return case.optimized or (case.cuda_graph and not case.compiled and case.mode == "inference")
+
+
 def autocast(case: Case):
-    if case.dtype == "float32" or case.optimized or case.cuda_graph:
+    if case.dtype == "float32" or is_copy(case):
         return nullcontext()
-    return torch.autocast(case.device.partition(":")[0], DTYPES[case.dtype])
+    # A recording must hold the casts of the weights too: none may come from the cache.
+    return torch.autocast(case.device.partition(":")[0], DTYPES[case.dtype], cache_enabled=not case.cuda_graph)
+
+
+def compiled(model: nn.Module, case: Case) -> nn.Module:
+    """The model as the case runs it: as it is, compiled, or compiled with its launches recorded."""
+    if not case.compiled:
+        return model
+    return torch.compile(model, fullgraph=True, mode="reduce-overhead" if case.cuda_graph else None)  # type: ignore
 
 
 def inference_step(model: nn.Module, images: torch.Tensor, case: Case) -> Callable[[], Any]:
     model.eval()
-    forward = torch.compile(model, fullgraph=True) if case.compiled else model
+    forward = compiled(model, case)
 
     def step() -> torch.Tensor:
         with torch.inference_mode(), autocast(case):
@@ -170,7 +183,10 @@ def inference_step(model: nn.Module, images: torch.Tensor, case: Case) -> Callab
 
 def train_step(model: nn.Module, images: torch.Tensor, case: Case) -> Callable[[], Any]:
     model.train()
-    forward = torch.compile(model, fullgraph=True) if case.compiled else model
+    forward = compiled(model, case)
+    if case.cuda_graph and not case.compiled:
+        with autocast(case):
+            forward = torch.cuda.make_graphed_callables(model, (images,))
     fused = case.device.startswith("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
     labels = torch.randint(model.num_classes, (case.batch,), device=case.device)

@@ -10,7 +10,7 @@ from typing import Any
 HELP = "measure speed, memory and cost of models side by side; saccade's and timm's"
 EXAMPLE = "saccade bench svit_small swin_tiny_patch4_window7_224 --batch 8 --mode inference train"
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-RUNS, FORMATS = ("eager", "compiled", "cuda_graph"), ("contiguous", "channels_last")
+RUNS, FORMATS = ("eager", "compiled", "cuda_graph", "compiled_graph"), ("contiguous", "channels_last")
 CIRCUMSTANCES = ("size", "batch", "mode", "compiled", "dtype", "channels_last", "optimized", "cuda_graph")
 SCALING_SIZES = (224, 320, 448, 640, 896, 1024)
 
@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", metavar="PX", help="sides of the image (default 224)")
     parser.add_argument("--batch", type=int, nargs="+", default=[8], metavar="N", help="images in a batch")
     parser.add_argument("--mode", nargs="+", choices=("inference", "train"), default=["inference"])
-    parser.add_argument("--run", nargs="+", choices=RUNS, default=["eager"], help="cuda_graph: recorded and replayed")
+    parser.add_argument(
+        "--run", nargs="+", choices=RUNS, default=["eager"], help="*_graph: launches recorded, replayed"
+    )
     parser.add_argument("--dtype", nargs="+", choices=("float32", "bfloat16", "float16"), default=["float32"])
     parser.add_argument(
         "--memory-format", nargs="+", choices=FORMATS, default=["contiguous"], help="of images and weights"
@@ -93,9 +95,10 @@ def make_cases(args: argparse.Namespace, device: str) -> list[Any]:
     sizes = args.sizes or (SCALING_SIZES if args.scaling else (224,))
     formats = ["channels_last"] if args.channels_last else args.memory_format
     copies = {None: [False], "only": [True], "both": [False, True]}[args.optimize]
-    if "cuda_graph" in args.run and not device.startswith("cuda"):
-        raise ValueError(f"CUDA graphs need a CUDA device, this is {device}: leave cuda_graph out of --run.")
-    if "train" in args.mode and (args.optimize == "only" or args.run == ["cuda_graph"]):
+    graphs = [how for how in args.run if how.endswith("_graph")]
+    if graphs and not device.startswith("cuda"):
+        raise ValueError(f"CUDA graphs need a CUDA device, this is {device}: leave {graphs[0]} out of --run.")
+    if "train" in args.mode and args.optimize == "only":
         raise ValueError("an inference copy cannot be trained: leave train out of --mode.")
     axes = product(args.dtype, args.mode, args.run, formats, copies, args.batch, sizes, args.models)
     return [
@@ -104,16 +107,16 @@ def make_cases(args: argparse.Namespace, device: str) -> list[Any]:
             size,
             batch,
             mode,
-            how == "compiled",
+            how.startswith("compiled"),
             dtype,
             layout == "channels_last",
             device,
             copy,
-            how == "cuda_graph",
+            how.endswith("_graph"),
             (options if name in ours else {}) | needs_size(name, size),
         )
         for dtype, mode, how, layout, copy, batch, size, name in axes
-        if mode == "inference" or not (copy or how == "cuda_graph")
+        if mode == "inference" or not copy
     ]
 
 
@@ -193,8 +196,8 @@ def print_table(document: dict[str, Any]) -> None:
 
 def circumstances(row: dict[str, Any]) -> str:
     """How a row was measured, in few letters: "infer eager bf16 nhwc opt"."""
-    run = "graph" if row["cuda_graph"] else "comp" if row["compiled"] else "eager"
-    words = [row["mode"][:5], run, SHORT[row["dtype"]]]
+    runs = ["comp"] * row["compiled"] + ["graph"] * row["cuda_graph"]
+    words = [row["mode"][:5], "+".join(runs) or "eager", SHORT[row["dtype"]]]
     return " ".join(words + ["nhwc"] * row["channels_last"] + ["opt"] * row["optimized"])
 
 

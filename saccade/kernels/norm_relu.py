@@ -43,17 +43,17 @@ if HAS_TRITON:
     import triton.language as tl
 
     @triton.jit
-    def _apply(x, w_pointer, b_pointer, m_pointer, v_pointer, channel, held, eps, NORM: tl.constexpr):
-        """A bias (1), or a whole norm (2); nothing (0)."""
+    def _affine(w_pointer, b_pointer, m_pointer, v_pointer, channel, held, eps, NORM: tl.constexpr):
+        """Gain and shift of every channel: of a bias (1), of a whole norm (2), of nothing (0)."""
+        shift = tl.zeros_like(channel).to(tl.float32)
+        gain = shift + 1.0
         if NORM > 0:
             shift = tl.load(b_pointer + channel, mask=held, other=0.0).to(tl.float32)
-            if NORM == 2:
-                gain = tl.rsqrt(tl.load(v_pointer + channel, mask=held, other=1.0).to(tl.float32) + eps)
-                gain *= tl.load(w_pointer + channel, mask=held, other=0.0).to(tl.float32)
-                shift -= tl.load(m_pointer + channel, mask=held, other=0.0).to(tl.float32) * gain
-                x = x * gain
-            x = x + shift
-        return x
+        if NORM == 2:
+            gain = tl.rsqrt(tl.load(v_pointer + channel, mask=held, other=1.0).to(tl.float32) + eps)
+            gain *= tl.load(w_pointer + channel, mask=held, other=0.0).to(tl.float32)
+            shift -= tl.load(m_pointer + channel, mask=held, other=0.0).to(tl.float32) * gain
+        return gain, shift
 
     @triton.jit
     def _kernel(
@@ -67,10 +67,12 @@ if HAS_TRITON:
         held = channel < channels
         mask = (row < rows) & held
         x = tl.load(x_pointer + row * channels + channel, mask=mask, other=0.0).to(tl.float32)
-        x = _apply(x, w_pointer, b_pointer, m_pointer, v_pointer, channel, held, eps, NORM)
+        gain, shift = _affine(w_pointer, b_pointer, m_pointer, v_pointer, channel, held, eps, NORM)
+        x = x * gain + shift
         if SHORTCUT:
             s = tl.load(s_pointer + row * channels + channel, mask=mask, other=0.0).to(tl.float32)
-            x += _apply(s, sw_pointer, sb_pointer, sm_pointer, sv_pointer, channel, held, s_eps, OTHER)
+            gain, shift = _affine(sw_pointer, sb_pointer, sm_pointer, sv_pointer, channel, held, s_eps, OTHER)
+            x += s * gain + shift
         x = tl.maximum(x, 0.0)
         tl.store(x_pointer + row * channels + channel, x.to(x_pointer.dtype.element_ty), mask=mask)
 

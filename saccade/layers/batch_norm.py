@@ -10,7 +10,7 @@ from saccade.kernels import allowed, suits
 from saccade.kernels import batch_norm as kernels
 
 
-class MapNorm(nn.BatchNorm2d):
+class LeanBatchNorm(nn.BatchNorm2d):
     """The library's BatchNorm2d, by the fused kernel where it learns on a GPU."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def learns_fused(norm: nn.Module, features: Tensor, shortcut: Tensor | None = No
 
 def plain(norm: nn.Module) -> bool:
     """Whether a norm is the library's in all its parts, and nobody listens to it."""
-    known = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, MapNorm)
+    known = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, LeanBatchNorm)
     return known and norm.affine and norm.track_running_stats and norm.momentum is not None and not heard((norm,))
 
 

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from saccade.kernels import allowed, suits
 from saccade.kernels import norm_relu as kernels
+from saccade.kernels import pool as pooling
+from saccade.kernels.pool import PixelNorm
 from saccade.layers.batch_norm import heard, plain
 
 NORMS = (nn.BatchNorm2d, nn.Identity)  # which is what a folded norm leaves
@@ -52,7 +54,21 @@ def conv_norm_relu(
     return (kernels.norm_relu if fused else kernels.norm_relu_twin)(raw, numbers, shortcut, other)
 
 
-def bare(conv: nn.Conv2d, norm: nn.Module, features: Tensor) -> tuple[Tensor, kernels.Norm]:
+def conv_norm_relu_pool(
+    conv: nn.Conv2d, norm: nn.Module | None, features: Tensor, pixels: PixelNorm | None = None
+) -> Tensor:
+    """The end of a stem: the same, max-pooled by 3x3 with stride 2, its pixels normalised where that is asked for."""
+    raw, numbers = bare(conv, norm, features)
+    fused = raw.is_cuda and kernels.fits(raw) and raw.shape[1] <= pooling.WIDEST
+    return (pooling.pool_relu if fused else pooling.pool_relu_twin)(raw, numbers, pixels)
+
+
+def is_usual_pool(pool: nn.Module) -> bool:
+    """Whether this is ResNet's max pooling, heard by nobody."""
+    return type(pool) is nn.MaxPool2d and repr(pool) == repr(nn.MaxPool2d(3, 2, 1)) and not heard((pool,))
+
+
+def bare(conv: nn.Conv2d, norm: nn.Module | None, features: Tensor) -> tuple[Tensor, kernels.Norm]:
     """The convolution without its bias, and what is to be done to it: the bias, or the norm."""
     if isinstance(norm, nn.BatchNorm2d):
         assert norm.running_mean is not None

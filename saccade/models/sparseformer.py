@@ -23,9 +23,11 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from saccade.layers.attention import SelfAttention, attend
+from saccade.layers.batch_norm import heard
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
+from saccade.layers.residual import PixelNorm, conv_norm_relu_pool, fits_inference
 from saccade.models._build import build, choose, pretrained_cfg, register
 from saccade.tokens.locate import LocationAttention, locate
 from saccade.tokens.regions import (
@@ -59,10 +61,19 @@ class MapNorm(nn.Module):
         self.eps = eps
         self.unbiased = unbiased
 
+    def share(self, channels: int) -> float:
+        """The variance divided by n, over that divided by n - 1."""
+        return (channels - 1) / channels if self.unbiased else 1.0
+
+    @torch.jit.ignore
+    def numbers(self, channels: int) -> PixelNorm:
+        share = self.share(channels)
+        return PixelNorm(self.eps * share, share**0.5)
+
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, C, H, W); channels-last in memory, so the permutes are views."""
         pixels, channels = features.permute(0, 2, 3, 1), features.shape[1]
-        share = (channels - 1) / channels if self.unbiased else 1.0  # variance divided by n, over that by n - 1
+        share = self.share(channels)
         low = features.dtype == torch.bfloat16 or features.dtype == torch.float16
         if low and not torch.jit.is_scripting():
             with torch.autocast(features.device.type, enabled=False):  # which would hand on a float32 copy
@@ -87,6 +98,9 @@ class EarlyConv(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> features (B, C, H/4, W/4)."""
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if fits_inference(images, (self.conv,), ()) and type(self.norm) is MapNorm and not heard((self.norm,)):
+                return conv_norm_relu_pool(self.conv, None, images, self.norm.numbers(self.conv.out_channels))
         return self.norm(F.relu(F.max_pool2d(self.conv(images), 3, stride=2, padding=1)))
 
 

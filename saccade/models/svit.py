@@ -27,7 +27,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from saccade.layers.attention import SelfAttention, attend
-from saccade.layers.batch_norm import MapNorm
+from saccade.layers.batch_norm import LeanBatchNorm
 from saccade.layers.depthwise import DepthwiseConv
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
 from saccade.layers.mlp import ConvMlp
@@ -46,7 +46,7 @@ class ConvGeluNorm(nn.Module):
     def __init__(self, in_dim: int, dim: int, stride: int):
         super().__init__()
         self.conv = nn.Conv2d(in_dim, dim, 3, stride=stride, padding=1)
-        self.norm = MapNorm(dim)
+        self.norm = LeanBatchNorm(dim)
 
     def forward(self, features: Tensor) -> Tensor:
         return self.norm(F.gelu(self.conv(features)))
@@ -58,7 +58,7 @@ class ConvNorm(nn.Module):
     def __init__(self, in_dim: int, dim: int, kernel: int, stride: int, padding: int, act: bool = False):
         super().__init__()
         self.conv = nn.Conv2d(in_dim, dim, kernel, stride=stride, padding=padding)
-        self.norm = MapNorm(dim)
+        self.norm = LeanBatchNorm(dim)
         self.act = act
 
     def forward(self, features: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class SViTBlock(nn.Module):
         self.attn = attn
         self.scale1 = LayerScale2d(dim, layer_scale) if layer_scale else nn.Identity()
         self.drop_path1 = DropPath(drop_path)
-        self.norm2 = MapNorm(dim)
+        self.norm2 = LeanBatchNorm(dim)
         self.mlp = mlp
         self.scale2 = LayerScale2d(dim, layer_scale) if layer_scale else nn.Identity()
         self.drop_path2 = DropPath(drop_path)

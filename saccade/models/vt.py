@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from saccade.layers.batch_norm import norm_relu
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, TokenTransformer
-from saccade.layers.residual import conv_norm_relu, fits_inference, fits_training
+from saccade.layers.residual import conv_norm_relu, conv_norm_relu_pool, fits_inference, fits_training, is_usual_pool
 from saccade.models._build import build, choose, pretrained_cfg, register
 from saccade.models._resnet import LeanBasicBlock, LeanBottleneck
 from saccade.tokens.projector import TokenProjector
@@ -303,6 +303,8 @@ class VT(nn.Module):
         images = channels_last(images)
         if not torch.jit.is_scripting():
             if fits_inference(images, (self.conv1,), (self.bn1,)):
+                if is_usual_pool(self.maxpool):
+                    return conv_norm_relu_pool(self.conv1, self.bn1, images)
                 return self.maxpool(conv_norm_relu(self.conv1, self.bn1, images))
             if fits_training(images, (self.bn1,), (self.act1,)):
                 return self.maxpool(norm_relu(self.bn1, self.conv1(images)))

@@ -9,7 +9,7 @@ from torch import nn
 import saccade
 from saccade.kernels import HAS_TRITON
 from saccade.layers import batch_norm, residual
-from saccade.layers.batch_norm import MapNorm, learns_fused
+from saccade.layers.batch_norm import LeanBatchNorm, learns_fused
 from saccade.layers.conv import ConvNormRelu
 from saccade.layers.linear import ListNorm
 from saccade.models._resnet import LeanBasicBlock, LeanBottleneck
@@ -62,7 +62,7 @@ CASES = {
         [(True, False), (True, False), (False, False), (True, True)],
     ),
     "basic": (lambda: LeanBasicBlock(16, 16), (2, 16, 5, 6), [(True, False), (True, True)]),
-    "map": (lambda: MapNorm(12), (2, 12, 5, 3), [(False, False)]),
+    "map": (lambda: LeanBatchNorm(12), (2, 12, 5, 3), [(False, False)]),
     "list": (lambda: ListNorm(12), (2, 9, 12), [(False, False)]),
     "head": (lambda: ConvNormRelu(8, 12, 3), (2, 8, 5, 6), [(True, False)]),
 }
@@ -110,7 +110,7 @@ def test_stochastic_depth_stays_between_norm_and_sum(fused):
 
 
 def test_map_norm_is_the_librarys_without_a_gpu():
-    ours, theirs = MapNorm(6), nn.BatchNorm2d(6)
+    ours, theirs = LeanBatchNorm(6), nn.BatchNorm2d(6)
     x = torch.randn(3, 6, 4, 4)
     for _ in range(2):
         torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)

@@ -1,0 +1,60 @@
+"""The end of a stem in one pass against the library, and whole stems against themselves unfused."""
+
+import pytest
+import torch
+
+import saccade
+from saccade.kernels import HAS_TRITON
+from saccade.kernels.norm_relu import Norm
+from saccade.kernels.pool import PixelNorm, pool_relu, pool_relu_twin
+from saccade.layers import residual
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the kernel runs in Triton's interpreter
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+
+
+def values(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
+@pytest.mark.parametrize("shape", [(2, 24, 9, 8), (1, 5, 1, 1), (1, 70, 4, 41)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (HALF, 1e-2)])
+@pytest.mark.parametrize("norm", ["norm", "bias"])
+@pytest.mark.parametrize("pixels", [None, PixelNorm(1e-5, 0.9)])
+def test_equals_its_twin(shape, dtype, tolerance, norm, pixels):
+    features = values(*shape).to(dtype).contiguous(memory_format=torch.channels_last)
+    channels = shape[1]
+    numbers = Norm(values(channels))
+    if norm == "norm":  # gains of both signs: pooling and norm may not be swapped
+        numbers = Norm(
+            values(channels), values(channels + 1)[1:], values(channels + 2)[2:], values(channels) ** 2, 1e-3
+        )
+    exact = pool_relu_twin(features.double(), Norm(*(v.double() if torch.is_tensor(v) else v for v in numbers)), pixels)
+    ours = pool_relu(features, numbers, pixels)
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+    assert ours.shape == exact.shape
+    assert (ours.double() - exact).norm() <= tolerance * exact.norm()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["sparseformer_nano", "vt_resnet18"])
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_stem_answers_the_same(monkeypatch, name, folded):
+    model = saccade.create_model(name, num_classes=7).eval()
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+            torch.nn.init.normal_(module.weight)
+    model = saccade.optimize(model) if folded else model
+    images = torch.randn(2, 3, 40, 33, generator=torch.Generator().manual_seed(0))
+    stem = model.stem if name.startswith("sparse") else model.forward_stem
+    images = images.contiguous(memory_format=torch.channels_last)
+    expected = stem(images)
+    taken = []
+    twin = residual.pooling.pool_relu_twin
+    monkeypatch.setattr(residual.pooling, "pool_relu_twin", lambda *args: taken.append(1) or twin(*args))
+    monkeypatch.setattr(residual, "suits", lambda *_: True)  # on a CPU, what a GPU would do, with the kernel's twin
+    torch.testing.assert_close(stem(images), expected, rtol=1e-4, atol=1e-5)
+    assert taken == [1]
