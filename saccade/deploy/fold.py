@@ -19,27 +19,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torchvision.ops import FrozenBatchNorm2d
 
-from saccade.layers.batch_norm import LeanBatchNorm
+from saccade.layers.batch_norm import ChannelAffine, LeanBatchNorm
 from saccade.layers.linear import FixedLinear, FoldedLinearNorm, Linear, LinearNorm, ListNorm, scale_outputs
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, FrozenBatchNorm2d, ListNorm)  # and their subclasses
 PLAIN = (nn.Linear, Linear)  # a further subclass may do more than a product
 NOTHING = (nn.Identity, nn.Dropout, nn.Dropout2d, DropPath)  # what they are in evaluation
 LEAVES = (_ConvNd, nn.Linear, FixedLinear, nn.LayerNorm, nn.GroupNorm, *NORMS, *NOTHING)
-
-
-class ChannelAffine(nn.Module):
-    """gain · x + shift for every channel of a map (B, C, …) or of vectors (B, C)."""
-
-    def __init__(self, gain: Tensor, shift: Tensor, axes: int):
-        super().__init__()
-        shape = (-1, *(1,) * axes)
-        self.gain = nn.Parameter(gain.view(shape), requires_grad=False)
-        self.shift = nn.Parameter(shift.view(shape), requires_grad=False)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """features (B, C, …) -> features (B, C, …)."""
-        return torch.addcmul(self.shift, features, self.gain)
 
 
 def fold_norms(model: nn.Module) -> int:

@@ -15,7 +15,7 @@ from saccade.kernels.launch import start
 
 
 class Norm(NamedTuple):
-    """A batch norm's numbers, (C,) each; or, once it is folded into the convolution, the bias alone."""
+    """A batch norm's numbers, (C,) each; or a gain and a shift; or, of a norm folded away, the bias alone."""
 
     bias: Tensor
     weight: Tensor | None = None
@@ -26,6 +26,8 @@ class Norm(NamedTuple):
     def apply(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> (B, C, H, W), by the library."""
         if self.mean is None or self.variance is None:
+            if self.weight is not None:
+                features = features * self.weight.to(features.dtype).view(-1, 1, 1)
             return features + self.bias.to(features.dtype).view(-1, 1, 1)
         return F.batch_norm(features, self.mean, self.variance, self.weight, self.bias, eps=self.eps)
 
@@ -44,7 +46,7 @@ if HAS_TRITON:
 
     @triton.jit
     def _affine(w_pointer, b_pointer, m_pointer, v_pointer, channel, held, eps, NORM: tl.constexpr):
-        """Gain and shift of every channel: of a bias (1), of a whole norm (2), of nothing (0)."""
+        """Gain and shift of every channel: of a bias (1), a whole norm (2), themselves (3), of nothing (0)."""
         shift = tl.zeros_like(channel).to(tl.float32)
         gain = shift + 1.0
         if NORM > 0:
@@ -53,6 +55,8 @@ if HAS_TRITON:
             gain = tl.rsqrt(tl.load(v_pointer + channel, mask=held, other=1.0).to(tl.float32) + eps)
             gain *= tl.load(w_pointer + channel, mask=held, other=0.0).to(tl.float32)
             shift -= tl.load(m_pointer + channel, mask=held, other=0.0).to(tl.float32) * gain
+        if NORM == 3:
+            gain = tl.load(w_pointer + channel, mask=held, other=0.0).to(tl.float32)
         return gain, shift
 
     @triton.jit
@@ -81,7 +85,8 @@ if HAS_TRITON:
             return 0, [like] * 4
         rest = (norm.weight, norm.mean, norm.variance)
         weight, mean, variance = (norm.bias if value is None else value for value in rest)
-        return 1 if norm.mean is None else 2, [weight, norm.bias, mean, variance]
+        kind = 2 if norm.mean is not None else 3 if norm.weight is not None else 1
+        return kind, [weight, norm.bias, mean, variance]
 
 
 def norm_relu(features: Tensor, norm: Norm, shortcut: Tensor | None = None, other: Norm | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""BatchNorm that learns in as few passes as can be, with the sum and the ReLU behind it where there are."""
+"""BatchNorm that learns in as few passes as can be, with what stands behind it; and what folding leaves of it."""
 
 from collections.abc import Iterable
 
@@ -23,6 +23,20 @@ class LeanBatchNorm(nn.BatchNorm2d):
         momentum = 0.0 if self.momentum is None else self.momentum
         mean, variance = self.running_mean, self.running_var
         return F.batch_norm(input, mean, variance, self.weight, self.bias, self.training, momentum, self.eps)
+
+
+class ChannelAffine(nn.Module):
+    """gain · x + shift for every channel of a map (B, C, …) or of vectors (B, C)."""
+
+    def __init__(self, gain: Tensor, shift: Tensor, axes: int):
+        super().__init__()
+        shape = (-1, *(1,) * axes)
+        self.gain = nn.Parameter(gain.view(shape), requires_grad=False)
+        self.shift = nn.Parameter(shift.view(shape), requires_grad=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """features (B, C, …) -> features (B, C, …)."""
+        return torch.addcmul(self.shift, features, self.gain)
 
 
 def norm_relu(norm: nn.Module, features: Tensor, shortcut: Tensor | None = None) -> Tensor:

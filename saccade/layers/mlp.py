@@ -5,8 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.kernels import onednn
+from saccade.kernels.depthwise import depthwise
 from saccade.layers.depthwise import DepthwiseConv
-from saccade.layers.linear import Linear
+from saccade.layers.linear import Linear, fits_gelu, linear_gelu
 from saccade.layers.norm import TokenNorm
 
 
@@ -20,7 +21,10 @@ class TokenMlp(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens (B, M, D) -> tokens (B, M, D)."""
-        return self.fc2(F.gelu(self.fc1(tokens)))
+        if torch.jit.is_scripting():
+            return self.fc2(F.gelu(self.fc1(tokens)))
+        else:
+            return self.fc2(linear_gelu(self.fc1, tokens))
 
 
 class ConvMlp(nn.Module):
@@ -53,9 +57,11 @@ class ConvMlp(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, C, H, W); channels-last in memory, so every permute is a view."""
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+        if not torch.jit.is_scripting():
             if onednn.suits(features) and self.plain():
                 return self.by_onednn(features)
+            if self.gelu_fits(features):
+                return self.with_gelu_inside(features)
         hidden = self.fc1(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # (B, hidden, H, W)
         if self.act_outside:
             hidden = self.conv(self.drop1(F.gelu(hidden)))
@@ -70,6 +76,18 @@ class ConvMlp(nn.Module):
         untouched = [type(part) for part in parts] == [nn.Linear, DepthwiseConv, nn.Linear]
         heard = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
         return untouched and not heard and not self.training and isinstance(self.norm, nn.Identity)
+
+    @torch.jit.ignore
+    def gelu_fits(self, features: Tensor) -> bool:
+        """Whether the first layer's product may take the GELU that stands before the convolution along."""
+        first = isinstance(features, Tensor) and isinstance(self.conv, DepthwiseConv) and self.conv.act == "pre"
+        return first and self.plain() and fits_gelu(self.fc1, features.permute(0, 2, 3, 1))
+
+    @torch.jit.ignore
+    def with_gelu_inside(self, features: Tensor) -> Tensor:
+        hidden = linear_gelu(self.fc1, features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # (B, hidden, H, W)
+        hidden = depthwise(hidden, self.conv.weight, self.conv.bias, "", self.conv.shortcut)
+        return self.fc2(hidden.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     @torch.jit.ignore
     def by_onednn(self, features: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What stands between the convolutions of a ResNet, in as few passes as can be: norm, sum, ReLU."""
+"""What stands between convolutions, in as few passes as can be: bias, activation, norm, sum, pooling."""
 
 from collections.abc import Sequence
 
@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from saccade.kernels import allowed, suits
+from saccade.kernels import epilogue as epilogues
 from saccade.kernels import norm_relu as kernels
 from saccade.kernels import pool as pooling
 from saccade.kernels.pool import PixelNorm
-from saccade.layers.batch_norm import heard, plain
+from saccade.layers.batch_norm import ChannelAffine, LeanBatchNorm, heard, plain
 
-NORMS = (nn.BatchNorm2d, nn.Identity)  # which is what a folded norm leaves
+NORMS = (nn.BatchNorm2d, LeanBatchNorm, ChannelAffine, nn.Identity)  # the last two are what a folded norm leaves
 
 
 def fits_inference(
@@ -63,6 +64,21 @@ def conv_norm_relu_pool(
     return (pooling.pool_relu if fused else pooling.pool_relu_twin)(raw, numbers, pixels)
 
 
+def conv_act_norm(conv: nn.Conv2d, features: Tensor, act: str = "", norm: nn.Module | None = None) -> Tensor:
+    """norm(act(conv(features))), act one of "", "gelu" and "silu"; to be asked for where `fits_inference` says so."""
+    raw = conv._conv_forward(features, conv.weight, None)
+    numbers = None if norm is None or isinstance(norm, nn.Identity) else fixed(norm)
+    run = epilogues.epilogue if raw.is_cuda and kernels.fits(raw) else epilogues.epilogue_twin
+    return run(raw, conv.bias, act, numbers)
+
+
+def fixed(norm: nn.Module) -> kernels.Norm:
+    """What a norm with fixed statistics does, as numbers."""
+    if isinstance(norm, ChannelAffine):
+        return kernels.Norm(norm.shift.flatten(), norm.gain.flatten())
+    return kernels.Norm(norm.bias, norm.weight, norm.running_mean, norm.running_var, norm.eps)
+
+
 def is_usual_pool(pool: nn.Module) -> bool:
     """Whether this is ResNet's max pooling, heard by nobody."""
     return type(pool) is nn.MaxPool2d and repr(pool) == repr(nn.MaxPool2d(3, 2, 1)) and not heard((pool,))
@@ -70,11 +86,12 @@ def is_usual_pool(pool: nn.Module) -> bool:
 
 def bare(conv: nn.Conv2d, norm: nn.Module | None, features: Tensor) -> tuple[Tensor, kernels.Norm]:
     """The convolution without its bias, and what is to be done to it: the bias, or the norm."""
-    if isinstance(norm, nn.BatchNorm2d):
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        mean = norm.running_mean if conv.bias is None else norm.running_mean - conv.bias
-        numbers = kernels.Norm(norm.bias, norm.weight, mean, norm.running_var, norm.eps)
+    if isinstance(norm, (nn.BatchNorm2d, ChannelAffine)):
+        numbers = fixed(norm)
+        if conv.bias is not None and numbers.mean is not None:
+            numbers = numbers._replace(mean=numbers.mean - conv.bias)
+        elif conv.bias is not None:
+            numbers = numbers._replace(bias=numbers.bias + numbers.weight * conv.bias)
     else:
         numbers = kernels.Norm(conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias)
     return conv._conv_forward(features, conv.weight, None), numbers

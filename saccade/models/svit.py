@@ -33,6 +33,7 @@ from saccade.layers.grid import channels_last, check_images, to_features, to_pix
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition, RelativePosition
+from saccade.layers.residual import conv_act_norm, fits_inference
 from saccade.models._build import build, choose, one_a_stage, pretrained_cfg, register
 from saccade.tokens.super_tokens import SuperTokenizer, spread
 
@@ -49,6 +50,9 @@ class ConvGeluNorm(nn.Module):
         self.norm = LeanBatchNorm(dim)
 
     def forward(self, features: Tensor) -> Tensor:
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if fits_inference(features, (self.conv,), (self.norm,)):
+                return conv_act_norm(self.conv, features, "gelu", self.norm)
         return self.norm(F.gelu(self.conv(features)))
 
 
@@ -62,6 +66,9 @@ class ConvNorm(nn.Module):
         self.act = act
 
     def forward(self, features: Tensor) -> Tensor:
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if fits_inference(features, (self.conv,), (self.norm,)) and isinstance(self.norm, nn.Identity):
+                return conv_act_norm(self.conv, features, "silu" if self.act else "")
         features = self.norm(self.conv(features))
         return F.silu(features) if self.act else features
 
