@@ -16,6 +16,8 @@ from torch import Tensor
 from saccade.kernels import HAS_TRITON
 from saccade.kernels.launch import start
 
+MIXED = 16  # points of a token that `mix` works on at once
+
 if HAS_TRITON:
     import triton
     import triton.language as tl
@@ -124,24 +126,33 @@ if HAS_TRITON:
     @triton.jit
     def _mix_kernel(
         x_pointer, q_pointer, c_pointer, m_pointer, cb_pointer, mb_pointer, y_pointer, height, width, channels, points,
-        tokens, c_step, m_step, P: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+        tokens, c_step, m_step,
+        P: tl.constexpr, C: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, PRECISION: tl.constexpr,
     ):  # fmt: skip
-        """y = gelu(M gelu(S C + cb) + mb), S (P, C) what a token read, C and M the matrices it made."""
+        """y = gelu(M gelu(S C + cb) + mb), S (P, C) what a token read, C and M the matrices it made.
+
+        A chunk of points at a time is read, mixed over its channels, and added to what every point gets from it: so
+        few registers are held that several tokens are under way at once on a multiprocessor.
+        """
         token = tl.program_id(0)
         channel, p = tl.arange(0, C), tl.arange(0, P)
-        first, right, below, held = _places(q_pointer, token, p, height, width, points)
+        held = p < points
         x_pointer += (token // tokens).to(tl.int64) * height * width * channels
         known = channel < channels
         square = known[:, None] & known[None, :]
         offset = channel[:, None] * channels + channel[None, :]
         weights = tl.load(c_pointer + token.to(tl.int64) * c_step + offset, mask=square, other=0.0)
-        sampled = _read(x_pointer, first, right, below, height, width, channel, channels, held)
-        mixed = tl.dot(sampled.to(weights.dtype), weights, input_precision=PRECISION)
-        mixed = _gelu(mixed + tl.load(cb_pointer + channel, mask=known, other=0.0).to(tl.float32)[None, :])
-        square = held[:, None] & held[None, :]
-        offset = p[:, None] * points + p[None, :]
-        weights = tl.load(m_pointer + token.to(tl.int64) * m_step + offset, mask=square, other=0.0)
-        mixed = tl.dot(weights, mixed.to(weights.dtype), input_precision=PRECISION)
+        bias = tl.load(cb_pointer + channel, mask=known, other=0.0).to(tl.float32)[None, :]
+        m_pointer += token.to(tl.int64) * m_step
+        mixed = tl.zeros((P, C), tl.float32)
+        for chunk in tl.static_range(CHUNKS):
+            q = chunk * CHUNK + tl.arange(0, CHUNK)
+            first, right, below, here = _places(q_pointer, token, q, height, width, points)
+            sampled = _read(x_pointer, first, right, below, height, width, channel, channels, here)
+            sampled = _gelu(tl.dot(sampled.to(weights.dtype), weights, input_precision=PRECISION) + bias)
+            there = held[:, None] & here[None, :]
+            across = tl.load(m_pointer + p[:, None] * points + q[None, :], mask=there, other=0.0)  # (P, CHUNK)
+            mixed += tl.dot(across, sampled.to(across.dtype), input_precision=PRECISION)
         mixed = _gelu(mixed + tl.load(mb_pointer + p, mask=held, other=0.0).to(tl.float32)[:, None])
         y_pointer += token.to(tl.int64) * points * channels
         offset = p[:, None] * channels + channel[None, :]
@@ -242,10 +253,12 @@ def mix(
     grid, numbers, blocks = _sizes(x, points, 64)
     y = channel_weights.new_empty(*points.shape[:3], x.shape[3])
     precision = "ieee" if channel_weights.dtype == torch.float32 else "tf32"
+    chunk = min(MIXED, blocks["P"])
+    blocks |= dict(CHUNK=chunk, CHUNKS=triton.cdiv(points.shape[2], chunk))
     start(
         _mix_kernel, grid, x.contiguous(), points.contiguous(), channel_weights, point_weights, channel_bias,
         point_bias, y, *numbers,
-        channel_weights.stride(1), point_weights.stride(1), PRECISION=precision, num_warps=8, **blocks,
+        channel_weights.stride(1), point_weights.stride(1), PRECISION=precision, num_warps=4, **blocks,
     )  # fmt: skip
     return y
 
