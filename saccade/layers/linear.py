@@ -4,19 +4,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.kernels import onednn, suits
+from saccade.kernels import learns, onednn, suits
+from saccade.kernels import linear as learning
 from saccade.layers.batch_norm import fused_norm, heard, learns_fused
+
+HALVES = (torch.bfloat16, torch.float16)
+MANY = 2048  # rows from which on the gradient of a bias is worth a kernel
 
 
 class Linear(nn.Linear):
-    """The library's, by the faster of its two roads for inference on CPUs."""
+    """The library's, by its faster road for inference on CPUs, and with a faster gradient of its bias on GPUs."""
 
     def forward(self, input: Tensor) -> Tensor:
         """input (…, C) -> (…, D)."""
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+        if not torch.jit.is_scripting():
             if onednn.suits(input):
                 return onednn.linear(input, self.weight, self.bias)
+            if learns_in_half(self, input):
+                return learning.linear(input, self.weight, self.bias, in_use(input))
         return F.linear(input, self.weight, self.bias)
+
+
+def learns_in_half(layer: nn.Linear, vectors: Tensor) -> bool:
+    """Whether a layer learns from many rows, in half precision on a GPU."""
+    if not isinstance(vectors, Tensor) or torch.compiler.is_compiling() or layer.bias is None:
+        return False
+    many = vectors.numel() >= MANY * vectors.shape[-1] and vectors.ndim > 1
+    trained = learns(vectors, layer.weight) and layer.weight.requires_grad and layer.bias.requires_grad
+    return many and trained and suits(vectors) and in_use(vectors) in HALVES
 
 
 def linear_gelu(layer: nn.Linear, vectors: Tensor) -> Tensor:
@@ -36,7 +51,7 @@ def fits_gelu(layer: nn.Module, vectors: Tensor) -> bool:
     if not isinstance(vectors, Tensor) or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     plain = type(layer) in (nn.Linear, Linear) and layer.bias is not None and not heard((layer,))
-    half = in_use(vectors) in (torch.bfloat16, torch.float16)
+    half = in_use(vectors) in HALVES
     return plain and half and suits(vectors) and vectors.is_contiguous()
 
 

@@ -46,13 +46,13 @@ class ConvMlp(nn.Module):
         sub_norm: bool = False,
     ):
         super().__init__()
-        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.fc1 = Linear(dim, hidden_dim)
         self.act_outside = (act_first and drop > 0) or not conv  # dropout comes between the activation and the conv
         act = "" if self.act_outside else "pre" if act_first else "post"
         self.conv = DepthwiseConv(hidden_dim, act, shortcut) if conv else nn.Identity()
         self.drop1 = nn.Dropout(drop)
         self.norm = TokenNorm(hidden_dim) if sub_norm else nn.Identity()
-        self.fc2 = nn.Linear(hidden_dim, dim)
+        self.fc2 = Linear(hidden_dim, dim)
         self.drop2 = nn.Dropout(drop)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class ConvMlp(nn.Module):
     def plain(self) -> bool:
         """Whether the three layers are what this class made, and nobody listens to them."""
         parts = (self.fc1, self.conv, self.fc2)
-        untouched = [type(part) for part in parts] == [nn.Linear, DepthwiseConv, nn.Linear]
+        untouched = [type(part) for part in parts] == [Linear, DepthwiseConv, Linear]
         heard = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
         return untouched and not heard and not self.training and isinstance(self.norm, nn.Identity)
 

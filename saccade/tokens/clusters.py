@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.layers.grid import to_pixels
-from saccade.layers.linear import linear_gelu
+from saccade.layers.linear import Linear, linear_gelu
 from saccade.layers.norm import TokenNorm
 from saccade.layers.residual import conv_act_norm, fits_inference
 from saccade.tokens.trace import AssignmentTrace
@@ -33,7 +33,7 @@ class ConvClustering(nn.Module):
     def __init__(self, dim: int, num_tokens: int, kernel: int = 7):
         super().__init__()
         self.conv = nn.Conv2d(dim, dim, kernel, padding=kernel // 2, groups=dim)
-        self.mix = nn.Linear(dim, dim)
+        self.mix = Linear(dim, dim)
         self.to_score = ToScore(dim, num_tokens, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class MlpClustering(nn.Module):
 
     def __init__(self, dim: int, num_tokens: int, ratio: float = 4.0):
         super().__init__()
-        self.fc = nn.Linear(dim, int(dim * ratio))
+        self.fc = Linear(dim, int(dim * ratio))
         self.to_score = ToScore(int(dim * ratio), num_tokens)
 
     def forward(self, features: Tensor) -> Tensor:
