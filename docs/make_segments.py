@@ -59,14 +59,16 @@ def photographs() -> Image.Image:
         panels.append(Panel(np.asarray(image), f"{photo}.jpg"))
         words = ", ".join(f"{each['name']} {each['share']:.0%}" for each in found if each["share"] >= 0.01)
         panels.append(Panel(np.asarray(painted), "a class for every pixel", words))
-    caption = f"{EMBEDDED} at {SHORTER} px. It learned from one town's streets, and knows 11 things: a lawn must be a road."
+    caption = (
+        f"{EMBEDDED} at {SHORTER} px. It learned from one town's streets, and knows 11 things: a lawn must be a road."
+    )
     return Figure("segments", "What a segmenter of streets makes of other places", caption, panels, 4).image(270)
 
 
 def write_name(picture: Image.Image, mask: np.ndarray, name: str) -> None:
     """Where the class is farthest from its borders: at the brightest place of its blurred mask."""
-    padded = np.pad(mask, 60)  # the rim of the picture is a border too
-    blurred = np.asarray(Image.fromarray(padded.astype(np.uint8) * 255).filter(ImageFilter.GaussianBlur(24)))[60:-60, 60:-60]
+    padded = Image.fromarray(np.pad(mask, 60).astype(np.uint8) * 255)  # the rim of the picture is a border too
+    blurred = np.asarray(padded.filter(ImageFilter.GaussianBlur(24)))[60:-60, 60:-60]
     y, x = np.unravel_index(blurred.argmax(), blurred.shape)
     font = ImageFont.load_default(picture.width / 17)
     x = min(max(x, font.getlength(name) / 2 + 6), picture.width - font.getlength(name) / 2 - 6)

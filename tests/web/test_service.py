@@ -51,7 +51,7 @@ def test_what_is_offered_with_weights(tmp_path, segmenter):
 
 
 def test_the_segmenter_that_is_shipped_is_on_offer(tmp_path):
-    """Of the package's own folder: the tab of segmentation needs no checkpoint, and finds the sky over the cameraman."""
+    """Of the package's own folder: segmentation needs no checkpoint of one's own, and finds the sky over a man."""
     with weights_in(SHIPPED):
         page = Service(Catalogue(), folder=str(tmp_path))
         assert page.catalogue.names() == [f"{name}.tiny_imagenet" for name in catalogues.FAMILIES]
