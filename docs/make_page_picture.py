@@ -45,7 +45,7 @@ def main() -> None:
             browser.close()
     finally:
         running.close()
-    shot.save(OUT, quality=84, optimize=True)
+    shot.save(OUT, quality=76, optimize=True)
     print(f"wrote {OUT} {shot.size}")
 
 

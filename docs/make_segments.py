@@ -97,7 +97,7 @@ def main() -> None:
     args = parser.parse_args()
     if not args.data:
         target = HERE / "pictures/segments.jpg"
-        photographs().save(target, quality=88, optimize=True)
+        photographs().save(target, quality=80, optimize=True)
         print(f"wrote {target}, {target.stat().st_size // 1024} KB")
         return
     source = open_mask_split(args.data, args.split)
