@@ -15,6 +15,7 @@ from saccade.web.catalogue import Catalogue
 from saccade.web.server import start
 from saccade.web.service import Service
 
+COFFEE = (0.5, 0.35)  # where the coffee is in coffee.jpg
 OUT = Path(__file__).parent / "pictures/serve.jpg"
 
 
@@ -32,6 +33,11 @@ def main() -> None:
             page.click("#model-b input")
             page.get_by_role("option", name=names[1], exact=True).click()
             page.wait_for_selector("#map-b img", state="attached")
+            mosaic = page.locator("#mosaic-a img")
+            box, before = mosaic.bounding_box(), page.get_attribute("#map-a img", "src")
+            mosaic.click(position={"x": COFFEE[0] * box["width"], "y": COFFEE[1] * box["height"]})
+            page.wait_for_function(f"document.querySelector('#map-a img').src !== {before!r}")
+            page.mouse.move(0, 0)
             page.locator("#png-b").scroll_into_view_if_needed()
             page.locator("#png-b:enabled").wait_for()
             page.wait_for_load_state("networkidle")
@@ -39,7 +45,7 @@ def main() -> None:
             browser.close()
     finally:
         running.close()
-    shot.save(OUT, quality=84, optimize=True)
+    shot.save(OUT, quality=76, optimize=True)
     print(f"wrote {OUT} {shot.size}")
 
 

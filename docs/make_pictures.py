@@ -18,7 +18,7 @@ PICTURES = {  # file: photograph, model, figure, pixels across a panel
 }
 
 OVERVIEW = (  # model, figure, which of its panels
-    ("svit_nano", "super_tokens", 1, "SViT: super tokens follow the edges"),
+    ("svit_nano", "super_tokens", 2, "SViT: super tokens follow the edges"),
     ("paca_nano", "mosaic", 2, "PaCa: learned clusters"),
     ("sparseformer_nano", "looking", 4, "SparseFormer: regions that move"),
     ("vt_nano", "mosaic", 1, "VT: 8 visual tokens"),
@@ -26,7 +26,7 @@ OVERVIEW = (  # model, figure, which of its panels
 LIMIT = 190_000  # bytes
 
 
-def overview(photo: str = "cat") -> Image.Image:
+def overview(photo: str = "astronaut") -> Image.Image:
     """One photograph through the eyes of the four families, for the README."""
     from saccade.explain.figure import Figure
 
@@ -45,6 +45,6 @@ if __name__ == "__main__":
         target = Path(__file__).parent / "pictures" / file
         sheet.save(target, optimize=True)
         if target.stat().st_size > LIMIT:  # rare colours are kept: they are the tokens'
-            sheet.quantize(256, method=Image.Quantize.MAXCOVERAGE).save(target, optimize=True)
+            sheet.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=1).save(target, optimize=True)
         print(f"{target}: {target.stat().st_size // 1024} KB, {sheet.width} x {sheet.height}")
     overview().quantize(256).save(Path(__file__).parent / "pictures" / "overview.png", optimize=True)

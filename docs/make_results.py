@@ -4,6 +4,8 @@ python docs/make_results.py --add runs/svit_nano_cifar10     # take a run's resu
 python docs/make_results.py --add runs/* --note "all at once"  # and say beside each what its figures do not
 python docs/make_results.py                                  # write docs/results.md
 python docs/make_results.py --check                          # fail if it is out of date
+
+A run with a teacher is kept beside the run of the same model without one.
 """
 
 import argparse
@@ -18,6 +20,8 @@ HEADER = """# Results
 Printed by `python docs/make_results.py` from `docs/results/*.json`, which `saccade train` writes after each run; do not
 edit. "final" is the last state of a run (the average of the weights where the recipe keeps one), "best" the best
 validation on the way, chosen by the same pictures it is measured on. Multiply-adds are of one image at the size used.
+A row that says "distilled" had a teacher beside the labels and started from what its note says: it had more help and
+more time than the rows without.
 """
 COLUMNS = {
     "classification": ("model", "M params", "M multiply-adds", "px", "final top-1", "best top-1", "top-5", "ECE",
@@ -47,7 +51,7 @@ def add(run: Path, note: str = "") -> Path:
         result["test"] = json.loads((run / "evaluation.json").read_text())
         for key in ("checkpoint", "data", "machine"):
             result["test"].pop(key, None)
-    target = HERE / "results" / f"{result['data']}_{result['model']}.json"
+    target = HERE / "results" / f"{result['data']}_{result['model']}{'_distilled' if taught(result) else ''}.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(result, indent=2) + "\n")
     return target
@@ -74,6 +78,15 @@ def page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
+def taught(result: dict) -> bool:
+    """Whether a teacher stood beside the labels; such a run stands beside the one without, not in its place."""
+    return bool(result.get("recipe", {}).get("distill", {}).get("teacher"))
+
+
+def name_of(result: dict) -> str:
+    return f"`{result['model']}`" + (", distilled" if taught(result) else "")
+
+
 def task_of(result: dict) -> str:
     """Which table a run belongs to; videos are classified like pictures."""
     return result.get("task", "classification").replace("video", "classification")
@@ -92,7 +105,7 @@ def classification_cells(result: dict) -> tuple[str, ...]:
     final, best = result["final"], result["best"]
     loader = result["loader_images_per_s"]
     return (
-        f"`{result['model']}`",
+        name_of(result),
         f"{result['parameters'] / 1e6:.2f}",
         f"{result['multiply_adds'] / 1e6:,.0f}",
         str(result["image_size"]),
@@ -111,7 +124,7 @@ def segmentation_cells(result: dict) -> tuple[str, ...]:
     final, best, test = result["final"], result["best"], result.get("test")
     speed = result["train_images_per_s"]
     return (
-        f"`{result['model']}`",
+        name_of(result),
         f"{result['parameters'] / 1e6:.2f}",
         f"{result['multiply_adds'] / 1e9:,.1f}",
         str(result["image_size"]),
@@ -132,7 +145,7 @@ def detection_cells(result: dict) -> tuple[str, ...]:
     final, speed = result["final"], result["train_images_per_s"]
     figures = [f"{kind}_{name}" for kind in ("box", "mask") for name in ("ap", "ap50", "ap75")]
     return (
-        f"`{result['model']}`",
+        name_of(result),
         f"{result['parameters'] / 1e6:.2f}",
         str(result["image_size"]),
         *(f"{final[name]:.1f}" if name in final else "–" for name in figures),
@@ -148,7 +161,7 @@ def footnote(result: dict) -> str:
     where = f"{machine['device']}, torch {machine['torch']}, {machine['date']}"
     where += f", commit {machine['commit']}" if machine["commit"] else ""  # a copy of the tree without its history
     note = f" ({result['note']})" if result.get("note") else ""
-    return f"- `{result['model']}`: {where}{note}: `{result['command']}`"
+    return f"- {name_of(result)}: {where}{note}: `{result['command']}`"
 
 
 def main() -> int:

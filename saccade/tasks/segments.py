@@ -28,6 +28,7 @@ def paint(labels: np.ndarray, colours: np.ndarray) -> np.ndarray:
 
 def overlay(picture: np.ndarray, labels: np.ndarray, colours: np.ndarray, strength: float = 0.55) -> np.ndarray:
     """The picture (H, W, 3) under the colours of its labels (H, W), with a dark line where two classes meet."""
+    strength = float(strength)  # a whole number, as JSON brings it, would leave bytes that cannot be darkened
     mixed = picture * (1 - strength) + paint(labels, colours) * strength
     mixed = np.where((labels == 255)[..., None], picture, mixed)
     edge = np.zeros(labels.shape, bool)

@@ -46,6 +46,40 @@ def test_a_run_becomes_a_row_without_the_paths_of_its_machine(tmp_path, monkeypa
     )
 
 
+def test_a_distilled_run_stands_beside_the_first(tmp_path, monkeypatch):
+    """Same model, same data: two files, two rows, and each says its own command."""
+    script = load()
+    monkeypatch.setattr(script, "HERE", tmp_path)
+    kept = []
+    for name, top1, teacher in (("first", 28.5, None), ("second", 46.84, "/tmp/keep/teacher.safetensors")):
+        checkpoint = "/tmp/keep/first.safetensors" if teacher else None
+        options = f" --set distill.teacher={teacher} --set model.checkpoint={checkpoint}" if teacher else ""
+        result = {
+            "model": "svit_nano", "data": "tiny", "classes": 200, "train_images": 40000, "val_images": 5000,
+            "parameters": 2_586_744, "multiply_adds": 158_197_760, "image_size": 128, "epochs": 63, "minutes": 8.8,
+            "final": {"top1": top1, "top5": 72.8, "calibration": 20.0}, "best": {"top1": top1, "step": 9},
+            "train_images_per_s": 6972.4, "loader_images_per_s": None,
+            "command": f"saccade train r.yaml --data carry/tiny --out /tmp/runs/{name}{options}",
+            "machine": {"device": "NVIDIA H200", "torch": "2.11.0", "date": "2026-01-01", "commit": "abc"},
+            "recipe": {"data": {"path": "carry/tiny", "val_path": None}, "model": {"checkpoint": checkpoint},
+                       "distill": {"teacher": teacher}},
+        }  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps(result))
+        kept.append(script.add(tmp_path / name, "two runs at once"))
+    assert [path.name for path in kept] == ["tiny_svit_nano.json", "tiny_svit_nano_distilled.json"]
+    assert all("/tmp" not in path.read_text() and "carry" not in path.read_text() for path in kept)
+    page = script.page()
+    assert "| `svit_nano` | 2.59 | 158 | 128 | **28.50** |" in page
+    assert "| `svit_nano`, distilled | 2.59 | 158 | 128 | **46.84** |" in page
+    assert "(two runs at once): `saccade train r.yaml --data tiny --out runs/first`" in page
+    assert (
+        "- `svit_nano`, distilled: NVIDIA H200, torch 2.11.0, 2026-01-01, commit abc (two runs at once): `saccade "
+        "train r.yaml --data tiny --out runs/second --set distill.teacher=teacher.safetensors "
+        "--set model.checkpoint=first.safetensors`" in page
+    )
+
+
 def test_every_task_of_a_set_has_its_table(tmp_path, monkeypatch):
     """Boxes without masks, and clips among pictures; a run without a commit does not speak of one."""
     script = load()

@@ -73,6 +73,13 @@ def test_segment_gives_areas(client, pictures):
     assert sum(row["share"] for row in told["areas"]) == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.parametrize("opacity", [(), (1,), (0,)])
+def test_segment_takes_whole_numbers_and_has_a_default(client, service, pictures, opacity):
+    path, _ = client.predict(handle_file(str(pictures[2])), "streets", *opacity, api_name="/segment")
+    wanted = service.segment(str(pictures[2]), "streets").draw(float(*opacity or (1,)))
+    np.testing.assert_array_equal(np.array(Image.open(path).convert("RGB")), wanted)
+
+
 def test_the_same_with_curls_requests(running, service, pictures):
     with raw(running) as http:
         (path,) = upload(http, pictures[3]).json()

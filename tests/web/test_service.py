@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from saccade.data.photos import photo_paths
 from saccade.tasks.open import open_task_model
 from saccade.web import catalogue as catalogues
 from saccade.web import service as services
@@ -19,7 +20,7 @@ from saccade.web.segment import segment
 from saccade.web.service import Service
 from saccade.web.uploads import BadUpload, Limits
 from tests.web.conftest import make_picture
-from tests.weights.folder import load_tool, make_run, weights_in
+from tests.weights.folder import SHIPPED, load_tool, make_run, weights_in
 
 
 def test_what_is_offered_without_weights(tmp_path):
@@ -47,6 +48,19 @@ def test_what_is_offered_with_weights(tmp_path, segmenter):
             assert find_offers(models=["svit_nano"])[0].trained
     with pytest.raises(ValueError, match="unknown model 'resnet50'"):
         find_offers(models=["resnet50"])
+
+
+def test_the_segmenter_that_is_shipped_is_on_offer(tmp_path):
+    """Of the package's own folder: segmentation needs no checkpoint of one's own, and finds the sky over a man."""
+    with weights_in(SHIPPED):
+        page = Service(Catalogue(), folder=str(tmp_path))
+        assert page.catalogue.names() == [f"{name}.tiny_imagenet" for name in catalogues.FAMILIES]
+        assert page.catalogue.names("segmentation") == ["paca_nano+paca.camvid"]
+        found = page.segment(str(photo_paths()["camera"]), "paca_nano+paca")
+    assert found.areas()[0]["name"] == "sky"
+    above, below = found.labels[:150] == 0, found.labels[-150:] == 0  # of 512 rows
+    assert above.mean() > 0.7
+    assert below.mean() < 0.01
 
 
 def test_models_are_loaded_when_asked_for_and_only_some_kept(monkeypatch):
