@@ -1,12 +1,15 @@
-"""Batch norm in training, with the sum and the ReLU behind it, over rows of channels.
+"""Batch norm in training, with a GELU in front of it or the sum and the ReLU behind it, over rows of channels.
 
 The library reads the map for its statistics at half the memory's speed, and makes passes of their own for the norm,
 the sum, the ReLU and their gradients. Here: one pass for the statistics, one that writes the answer; one for the two
 sums of the gradient, one that writes it. Where there is no shortcut, backward finds out again from the map itself
-what the ReLU let through; where there is one, from the answer, which the next layer keeps anyway.
+what the ReLU let through; where there is one, from the answer, which the next layer keeps anyway. The GELU is computed
+again wherever the map is read.
 
 For eager training: a compiler fuses these steps by itself.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +23,10 @@ PROGRAMS = 528  # of a pass that adds up: four for every multiprocessor of an H2
 
 def batch_norm_twin(
     x: Tensor, weight: Tensor, bias: Tensor, running: tuple[Tensor, Tensor], momentum: float, eps: float,
-    relu: bool = False, shortcut: Tensor | None = None,
+    relu: bool = False, shortcut: Tensor | None = None, gelu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """relu(norm(x) + shortcut), x (N, C); the running mean and variance move by `momentum`."""
+    """relu(norm(gelu(x)) + shortcut), x (N, C); the running mean and variance move by `momentum`."""
+    x = F.gelu(x) if gelu else x
     y = F.batch_norm(x, *running, weight, bias, True, momentum, eps)
     y = y if shortcut is None else y + shortcut
     return F.relu(y) if relu else y
@@ -33,20 +37,29 @@ if HAS_TRITON:
     import triton.language as tl
 
     @triton.jit
-    def _sums_kernel(x_pointer, p_pointer, rows, channels, step, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    def _read(pointer, mask, GELU: tl.constexpr):
+        x = tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
+        if GELU:
+            x = 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
+        return x
+
+    @triton.jit
+    def _sums_kernel(
+        x_pointer, p_pointer, rows, channels, step, GELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+    ):
         """Sums of x - k and of its square over a program's rows, k the map's first row: p (programs, 2, C).
 
         k is as large as the values are, so nothing is lost in the difference of the two sums later.
         """
         channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
         held = channel < channels
-        level = tl.load(x_pointer + channel, mask=held, other=0.0).to(tl.float32)
+        level = _read(x_pointer + channel, held, GELU)
         total = tl.zeros((ROWS, CHANNELS), tl.float32)
         squares = tl.zeros((ROWS, CHANNELS), tl.float32)
         for first in range(tl.program_id(0) * ROWS, rows, step):
             row = first + tl.arange(0, ROWS)[:, None]
             mask = (row < rows) & held
-            x = tl.load(x_pointer + row.to(tl.int64) * channels + channel, mask=mask, other=0.0).to(tl.float32)
+            x = _read(x_pointer + row.to(tl.int64) * channels + channel, mask, GELU)
             x = tl.where(mask, x - level, 0.0)
             total += x
             squares += x * x
@@ -57,7 +70,7 @@ if HAS_TRITON:
     @triton.jit
     def _statistics_kernel(
         p_pointer, x_pointer, m_pointer, r_pointer, rm_pointer, rv_pointer, rows, channels, programs, momentum, eps,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        GELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         """Mean and scale (1 / deviation) of every channel from the programs' sums; the running ones move along."""
         channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
@@ -72,7 +85,7 @@ if HAS_TRITON:
             squares += tl.load(source + channels, mask=mask, other=0.0)
         away = tl.sum(total, 0)[None, :] / rows
         variance = tl.maximum(tl.sum(squares, 0)[None, :] / rows - away * away, 0.0)
-        mean = away + tl.load(x_pointer + channel, mask=held, other=0.0).to(tl.float32)
+        mean = away + _read(x_pointer + channel, held, GELU)
         tl.store(m_pointer + channel, mean, mask=held)
         tl.store(r_pointer + channel, tl.rsqrt(variance + eps), mask=held)
         before = tl.load(rm_pointer + channel, mask=held, other=0.0)
@@ -92,7 +105,7 @@ if HAS_TRITON:
     @triton.jit
     def _apply_kernel(
         x_pointer, w_pointer, b_pointer, m_pointer, r_pointer, s_pointer, y_pointer, rows, channels,
-        RELU: tl.constexpr, SHORTCUT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        RELU: tl.constexpr, SHORTCUT: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
         channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
@@ -100,7 +113,7 @@ if HAS_TRITON:
         mask = (row < rows) & held
         mean, scale, weight, bias = _coefficients(w_pointer, b_pointer, m_pointer, r_pointer, channel, held)
         offset = row * channels + channel
-        x = tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32)
+        x = _read(x_pointer + offset, mask, GELU)
         y = (x - mean) * scale * weight + bias
         if SHORTCUT:
             y += tl.load(s_pointer + offset, mask=mask, other=0.0).to(tl.float32)
@@ -122,7 +135,7 @@ if HAS_TRITON:
     @triton.jit
     def _gradient_sums_kernel(
         g_pointer, x_pointer, y_pointer, w_pointer, b_pointer, m_pointer, r_pointer, p_pointer, rows, channels, step,
-        RELU: tl.constexpr, SHORTCUT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        RELU: tl.constexpr, SHORTCUT: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         """Sums of g and of g times the normed map: what weight and bias get, and what the map's gradient needs."""
         channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
@@ -135,7 +148,7 @@ if HAS_TRITON:
             mask = (row < rows) & held
             offset = row.to(tl.int64) * channels + channel
             g = tl.load(g_pointer + offset, mask=mask, other=0.0).to(tl.float32)
-            normed = (tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32) - mean) * scale
+            normed = (_read(x_pointer + offset, mask, GELU) - mean) * scale
             g = _let_through(g, normed, weight, bias, y_pointer, offset, mask, RELU, SHORTCUT)
             to_weight += g * normed
             to_bias += g
@@ -146,7 +159,8 @@ if HAS_TRITON:
     @triton.jit
     def _gradient_kernel(
         g_pointer, x_pointer, y_pointer, w_pointer, b_pointer, m_pointer, r_pointer, t_pointer, d_pointer, s_pointer,
-        rows, channels, RELU: tl.constexpr, SHORTCUT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        rows, channels,
+        RELU: tl.constexpr, SHORTCUT: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         """Gradients of the map, in d, and of the shortcut, in s; t (2, C) are the two sums."""
         row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -158,11 +172,15 @@ if HAS_TRITON:
         level = tl.load(t_pointer + channels + channel, mask=held, other=0.0) / rows
         offset = row * channels + channel
         g = tl.load(g_pointer + offset, mask=mask, other=0.0).to(tl.float32)
-        normed = (tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32) - mean) * scale
+        normed = (_read(x_pointer + offset, mask, GELU) - mean) * scale
         g = _let_through(g, normed, weight, bias, y_pointer, offset, mask, RELU, SHORTCUT)
         if SHORTCUT:
             tl.store(s_pointer + offset, g.to(s_pointer.dtype.element_ty), mask=mask)
         d = (g - level - normed * along) * scale * weight
+        if GELU:
+            x = tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32)
+            density = tl.math.exp(-0.5 * x * x) * 0.3989422804014327
+            d *= 0.5 * (1 + tl.math.erf(x * 0.7071067811865476)) + x * density
         tl.store(d_pointer + offset, d.to(d_pointer.dtype.element_ty), mask=mask)
 
     def _tile(rows: int, channels: int, elements: int) -> tuple[tuple[int, int], dict[str, int]]:
@@ -177,29 +195,37 @@ if HAS_TRITON:
         programs = max(1, min(blocks, PROGRAMS // across))
         return (programs, across), programs * tile["ROWS"], tile | {"num_warps": 8}
 
+    def _apply(
+        x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, shortcut: Tensor | None, **switches
+    ):
+        rows, channels = x.shape
+        y, other = torch.empty_like(x), x if shortcut is None else shortcut
+        grid, tile = _tile(rows, channels, 4096)
+        start(_apply_kernel, grid, x, weight, bias, mean, scale, other, y, rows, channels, **switches, **tile)
+        return y
+
     class _BatchNorm(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x, weight, bias, running_mean, running_var, momentum, eps, relu, shortcut):
+        def forward(ctx, x, weight, bias, running_mean, running_var, momentum, eps, relu, shortcut, gelu):
             rows, channels = x.shape
             grid, step, tile = _walking(rows, channels)
             partial = torch.empty(grid[0], 2, channels, dtype=torch.float32, device=x.device)
-            start(_sums_kernel, grid, x, partial, rows, channels, step, **tile)
+            start(_sums_kernel, grid, x, partial, rows, channels, step, GELU=gelu, **tile)
             mean, scale = torch.empty(2, channels, dtype=torch.float32, device=x.device)
             narrow = min(16, triton.next_power_of_2(channels))
             start(
                 _statistics_kernel, (triton.cdiv(channels, narrow),), partial, x, mean, scale, running_mean,
-                running_var, rows, channels, grid[0], momentum, eps, ROWS=128, CHANNELS=narrow,
+                running_var, rows, channels, grid[0], momentum, eps, GELU=gelu, ROWS=128,
+                CHANNELS=narrow,
             )  # fmt: skip
-            y = torch.empty_like(x)
-            grid, tile = _tile(rows, channels, 4096)
-            ctx.switches = dict(RELU=relu, SHORTCUT=shortcut is not None)
-            other = x if shortcut is None else shortcut
-            start(_apply_kernel, grid, x, weight, bias, mean, scale, other, y, rows, channels, **ctx.switches, **tile)
+            ctx.switches = dict(RELU=relu, SHORTCUT=shortcut is not None, GELU=gelu)
+            y = _apply(x, weight, bias, mean, scale, shortcut, **ctx.switches)
             ctx.save_for_backward(x, y if relu and shortcut is not None else x, weight, bias, mean, scale)
-            return y
+            ctx.mark_non_differentiable(mean, scale)
+            return y, mean, scale
 
         @staticmethod
-        def backward(ctx, g: Tensor):
+        def backward(ctx, g: Tensor, *_):
             x, y, weight, bias, mean, scale = ctx.saved_tensors
             rows, channels = x.shape
             g = g.contiguous()
@@ -212,18 +238,27 @@ if HAS_TRITON:
             # Without a ReLU the shortcut gets g as it is.
             passed = ctx.switches["SHORTCUT"] and ctx.switches["RELU"]
             g_shortcut = torch.empty_like(g) if passed else g_x
-            switches = dict(RELU=ctx.switches["RELU"], SHORTCUT=passed)
+            switches = ctx.switches | dict(SHORTCUT=passed)
             grid, tile = _tile(rows, channels, 4096)
             start(_gradient_kernel, grid, *known, sums, g_x, g_shortcut, rows, channels, **switches, **tile)
             if ctx.switches["SHORTCUT"] and not passed:
                 g_shortcut = g
             to_weight, to_bias = sums[0].to(weight.dtype), sums[1].to(bias.dtype)
-            return g_x, to_weight, to_bias, *(None,) * 5, g_shortcut if ctx.switches["SHORTCUT"] else None
+            return g_x, to_weight, to_bias, *(None,) * 5, g_shortcut if ctx.switches["SHORTCUT"] else None, None
 
 
 def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, running: tuple[Tensor, Tensor], momentum: float, eps: float,
-    relu: bool = False, shortcut: Tensor | None = None,
+    relu: bool = False, shortcut: Tensor | None = None, gelu: bool = False,
 ) -> Tensor:  # fmt: skip
-    """relu(norm(x) + shortcut), x (N, C), contiguous; the running mean and variance move by `momentum`."""
-    return _BatchNorm.apply(x, weight, bias, *running, momentum, eps, relu, shortcut)
+    """relu(norm(gelu(x)) + shortcut), x (N, C), contiguous; the running mean and variance move by `momentum`."""
+    return _BatchNorm.apply(x, weight, bias, *running, momentum, eps, relu, shortcut, gelu)[0]
+
+
+def batch_norm_again(
+    x: Tensor, weight: Tensor, bias: Tensor, running: tuple[Tensor, Tensor], momentum: float, eps: float
+) -> tuple[Tensor, Callable[[], Tensor]]:
+    """norm(x), and a function that computes it once more from the statistics of this batch."""
+    y, mean, scale = _BatchNorm.apply(x, weight, bias, *running, momentum, eps, False, None, False)
+    fixed = [value.detach() for value in (x, weight, bias)]
+    return y, lambda: _apply(*fixed, mean, scale, None, RELU=False, SHORTCUT=False, GELU=False)

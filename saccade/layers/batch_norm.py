@@ -77,17 +77,24 @@ def in_rows(features: Tensor) -> bool:
     return features.ndim in (2, 4) and features.is_contiguous(memory_format=layout)
 
 
-def fused_norm(norm: nn.Module, features: Tensor, relu: bool = False, shortcut: Tensor | None = None) -> Tensor:
-    """The norm, what is added to it, and ReLU in one; (B, C, H, W) or (N, C)."""
+def fused_norm(
+    norm: nn.Module, features: Tensor, relu: bool = False, shortcut: Tensor | None = None, gelu: bool = False
+) -> Tensor:
+    """A GELU, the norm, what is added to it, and ReLU in one; (B, C, H, W) or (N, C)."""
     norm.num_batches_tracked.add_(1)
     running = (norm.running_mean, norm.running_var)
     rows = (None if value is None else as_rows(value) for value in (features, shortcut))
     x, other = rows
-    y = kernels.batch_norm(x, norm.weight, norm.bias, running, norm.momentum, norm.eps, relu, other)
-    if features.ndim == 2:
-        return y
-    batch, channels, height, width = features.shape
-    return y.view(batch, height, width, channels).permute(0, 3, 1, 2)
+    y = kernels.batch_norm(x, norm.weight, norm.bias, running, norm.momentum, norm.eps, relu, other, gelu)
+    return as_map(y, features.shape)
+
+
+def as_map(rows: Tensor, shape: torch.Size) -> Tensor:
+    """rows (N, C) as what they were made of, (B, C, H, W) or (N, C)."""
+    if len(shape) == 2:
+        return rows
+    batch, channels, height, width = shape
+    return rows.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
 def as_rows(features: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from saccade.layers.attention import CrossAttention, SelfAttention
+from saccade.layers.forget import normed_into
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
@@ -112,16 +113,24 @@ class PaCaBlock(nn.Module):
 
         The link is what the block before hands over: its assignment, or the scores of an external network.
         """
-        normed = self.norm1(features)
-        if self.tokenizer is not None:
-            tokens, link = self.tokenizer(normed, link)[:2]  # group
-            mixed = self.attn(to_pixels(normed), tokens)  # relate, and put back
+        if torch.jit.is_scripting():
+            mixed, link = self.attend(self.norm1(features), link)
         else:
-            mixed = self.attn(to_pixels(normed))
+            mixed, link = normed_into(self.norm1, self.attend, features, link)
         mixed = to_features(mixed, features.shape[2], features.shape[3])
         features = features + self.drop_path1(self.scale1(self.post_norm1(mixed)))
-        mixed = self.mlp(self.norm2(features))
+        if torch.jit.is_scripting():
+            mixed = self.mlp(self.norm2(features))
+        else:
+            mixed = normed_into(self.norm2, self.mlp, features)
         return features + self.drop_path2(self.scale2(self.post_norm2(mixed))), link
+
+    def attend(self, normed: Tensor, link: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """normed features (B, C, H, W), link -> what every pixel found (B, N, C), link."""
+        if self.tokenizer is not None:
+            tokens, link = self.tokenizer(normed, link)[:2]  # group
+            return self.attn(to_pixels(normed), tokens), link  # relate, and put back
+        return self.attn(to_pixels(normed)), link
 
 
 @register_notrace_module

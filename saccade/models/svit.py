@@ -27,8 +27,9 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from saccade.layers.attention import SelfAttention, attend
-from saccade.layers.batch_norm import LeanBatchNorm
+from saccade.layers.batch_norm import LeanBatchNorm, fused_norm, learns_fused
 from saccade.layers.depthwise import DepthwiseConv
+from saccade.layers.forget import normed_into
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
@@ -50,9 +51,13 @@ class ConvGeluNorm(nn.Module):
         self.norm = LeanBatchNorm(dim)
 
     def forward(self, features: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+        if not torch.jit.is_scripting():
             if fits_inference(features, (self.conv,), (self.norm,)):
                 return conv_act_norm(self.conv, features, "gelu", self.norm)
+            features = self.conv(features)
+            if learns_fused(self.norm, features):
+                return fused_norm(self.norm, features, gelu=True)
+            return self.norm(F.gelu(features))
         return self.norm(F.gelu(self.conv(features)))
 
 
@@ -143,8 +148,12 @@ class SViTBlock(nn.Module):
         """features (B, C, H, W) -> features (B, C, H, W)."""
         features = self.position(features)
         bias = self.bias(features) if self.bias is not None else None
-        features = features + self.drop_path1(self.scale1(self.attn(self.norm1(features), bias)))
-        return features + self.drop_path2(self.scale2(self.mlp(self.norm2(features))))
+        if torch.jit.is_scripting():
+            features = features + self.drop_path1(self.scale1(self.attn(self.norm1(features), bias)))
+            return features + self.drop_path2(self.scale2(self.mlp(self.norm2(features))))
+        else:
+            features = features + self.drop_path1(self.scale1(normed_into(self.norm1, self.attn, features, bias)))
+            return features + self.drop_path2(self.scale2(normed_into(self.norm2, self.mlp, features)))
 
 
 @register_notrace_module

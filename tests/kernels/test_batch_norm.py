@@ -12,7 +12,9 @@ pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed,
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the kernel runs in Triton's interpreter
 
 
-def compare(rows: int, channels: int, relu: bool, shortcut: bool, dtype=torch.float32, tolerance=1e-5, level=1.0):
+def compare(
+    rows: int, channels: int, relu: bool, shortcut: bool, dtype=torch.float32, tolerance=1e-5, level=1.0, gelu=False
+):
     from saccade.kernels.batch_norm import batch_norm
 
     generator = torch.Generator().manual_seed(rows)
@@ -28,7 +30,7 @@ def compare(rows: int, channels: int, relu: bool, shortcut: bool, dtype=torch.fl
     def run(function, type_of):
         inputs = [leaf.to(type_of(leaf)).requires_grad_() for leaf in leaves]
         running = mean.to(type_of(mean), copy=True), variance.to(type_of(variance), copy=True)
-        y = function(*inputs[:3], running, 0.1, 1e-5, relu, inputs[3] if shortcut else None)
+        y = function(*inputs[:3], running, 0.1, 1e-5, relu, inputs[3] if shortcut else None, gelu)
         return y.detach(), *torch.autograd.grad(y, inputs, g.to(y.dtype)), *running
 
     ours = run(batch_norm, lambda tensor: tensor.dtype)
@@ -50,6 +52,21 @@ def test_equals_the_library(rows, channels, relu, shortcut):
 @given(st.integers(6, 200), st.integers(1, 140), st.booleans(), st.booleans())
 def test_equals_the_library_at_any_size(rows, channels, relu, shortcut):
     compare(rows, channels, relu, shortcut)
+
+
+@pytest.mark.parametrize("rows", [40, 700])
+def test_a_gelu_in_front_of_it(rows):
+    compare(rows, 40, False, False, gelu=True)
+
+
+def test_again_is_the_same():
+    from saccade.kernels.batch_norm import batch_norm_again
+
+    x, weight, bias = torch.randn(50, 12, device=DEVICE), torch.randn(12, device=DEVICE), torch.randn(12, device=DEVICE)
+    running = torch.zeros(12, device=DEVICE), torch.ones(12, device=DEVICE)
+    y, again = batch_norm_again(x, weight, bias, running, 0.1, 1e-5)
+    running[0].add_(5)  # what later batches do
+    torch.testing.assert_close(again(), y, rtol=0, atol=0)
 
 
 def test_many_rows_are_walked_over(monkeypatch):

@@ -1,0 +1,75 @@
+"""What a norm answers is kept for backward by every layer that reads it, though it costs one pass to compute again.
+
+Here it is forgotten, and computed again, once, when backward first asks for it. On GPUs, where memory is what training
+runs out of first.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from saccade.kernels import batch_norm as kernels
+from saccade.kernels import learns, suits
+from saccade.layers.batch_norm import LeanBatchNorm, as_map, as_rows, heard, learns_fused
+from saccade.layers.norm import ChannelNorm
+
+
+def normed_into(norm: nn.Module, part: Callable, features: Tensor, *rest: Any) -> Any:
+    """part(norm(features), *rest); what the norm answers, features (B, C, H, W), is not kept for backward."""
+    normed, again = norm_again(norm, features)
+    with nullcontext() if again is None else forgotten(normed, again):
+        return part(normed, *rest)
+
+
+def norm_again(norm: nn.Module, features: Tensor) -> tuple[Tensor, Callable[[], Tensor] | None]:
+    """norm(features), and a function that computes it once more where that is cheap."""
+    if type(norm) is LeanBatchNorm and learns_fused(norm, features):
+        return batch_norm_again(norm, features)
+    if not isinstance(features, Tensor) or torch.compiler.is_compiling():
+        return norm(features), None
+    if type(norm) is ChannelNorm and not heard((norm,)) and suits(features) and learns(features, norm.weight):
+        normed, fixed = norm(features), features.detach()
+        return normed, lambda: without_gradients(norm, fixed)
+    return norm(features), None
+
+
+def batch_norm_again(norm: LeanBatchNorm, features: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    norm.num_batches_tracked.add_(1)
+    running = (norm.running_mean, norm.running_var)
+    rows, again = kernels.batch_norm_again(as_rows(features), norm.weight, norm.bias, running, norm.momentum, norm.eps)
+    shape = features.shape
+    return as_map(rows, shape), lambda: as_map(again(), shape)
+
+
+@torch.no_grad()
+def without_gradients(norm: nn.Module, features: Tensor) -> Tensor:
+    return norm(features)
+
+
+def forgotten(output: Tensor, again: Callable[[], Tensor]) -> torch.autograd.graph.saved_tensors_hooks:
+    """A context in which nobody keeps `output` for backward: they get what `again()` gives, computed once for all.
+
+    Views of the whole of it count as itself. `output` must live as long as the context does.
+    """
+    place, size = output.data_ptr(), output.numel()
+    waiting, known = [0], []
+
+    def pack(kept: Tensor) -> Tensor | tuple:
+        if kept.numel() != size or kept.data_ptr() != place:
+            return kept
+        waiting[0] += 1
+        return kept.shape, kept.stride()
+
+    def unpack(kept: Tensor | tuple) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        value = known.pop() if known else again()
+        waiting[0] -= 1
+        if waiting[0] > 0:
+            known.append(value)
+        return value.as_strided(*kept)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
