@@ -8,7 +8,7 @@ out="${1:-${OUT:-bench/results}}"
 mkdir -p "$out"
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$PWD/.inductor}"
 # What needs no quiet card: the tests, compiled training update by update, and filling the compiler's caches.
-timeout 170 python3 -m pytest tests/kernels tests/deploy -q --maxfail 12 -k "not compiles" >"$out/kernels.txt" 2>&1 &
+timeout 170 python3 -m pytest tests/kernels tests/layers tests/deploy -q --maxfail 12 -k "not compiles" >"$out/kernels.txt" 2>&1 &
 timeout 170 python3 bench/check_compiled_training.py svit_nano --updates 200 --kernels all >"$out/compiled_training.txt" 2>&1 &
 timeout 170 python3 bench/gpu_table.py --warm 2>&1 | tail -20 >"$out/warm.txt" &
 wait

@@ -101,6 +101,8 @@ def measure(
         with PeakMemory(case.device) as peak:
             step()
             synchronize(case.device)
+        if case.cuda_graph:  # its memory was taken when it was recorded
+            peak.bytes = None
         cost = count(case.model, case.size, **case.options)
         steps.append(step)
         peak_bytes = None if peak.bytes is None else peak.bytes + params

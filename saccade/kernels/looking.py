@@ -16,7 +16,7 @@ from torch import Tensor
 from saccade.kernels import HAS_TRITON
 from saccade.kernels.launch import start
 
-MIXED = 16  # points of a token that `mix` works on at once
+MIXED, WARPS = 16, 4  # points of a token that `mix` works on at once, and with how many warps
 
 if HAS_TRITON:
     import triton
@@ -258,7 +258,7 @@ def mix(
     start(
         _mix_kernel, grid, x.contiguous(), points.contiguous(), channel_weights, point_weights, channel_bias,
         point_bias, y, *numbers,
-        channel_weights.stride(1), point_weights.stride(1), PRECISION=precision, num_warps=4, **blocks,
+        channel_weights.stride(1), point_weights.stride(1), PRECISION=precision, num_warps=WARPS, **blocks,
     )  # fmt: skip
     return y
 

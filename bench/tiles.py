@@ -1,0 +1,144 @@
+"""Which tile suits which kernel: times the kernels over tiles on a GPU, beside the floor.
+
+    python bench/tiles.py [mix sums batch_norm depthwise norms]
+
+The floor is the bytes a kernel must move over the copy speed of an H200. What wins goes into the kernel's `_tile`.
+"""
+
+import argparse
+import itertools
+from collections.abc import Callable
+from unittest.mock import patch
+
+import torch
+import triton
+
+from saccade.kernels import batch_norm, depthwise, layer_norm, linear, looking
+from saccade.kernels.launch import launched_directly
+
+SPEED = 4.1e12  # bytes a second
+MAPS = [(128, 56, 56, 256), (128, 28, 28, 512), (128, 14, 14, 1280)]
+
+
+def time(step: Callable[[], object]) -> float:
+    """Microseconds of one call."""
+    with launched_directly():
+        return 1e3 * triton.testing.do_bench(step, 3, 15)
+
+
+def report(name: str, floor_bytes: float, found: list[tuple[float, tuple]], now: float) -> None:
+    best = ", ".join(f"{micros:.0f} {tile}" for micros, tile in sorted(found)[:3])
+    print(f"{name}: floor {1e6 * floor_bytes / SPEED:.0f} µs, now {now:.0f}, best {best}", flush=True)
+
+
+def compare(name: str, floor_bytes: float, ours: float, theirs: float) -> None:
+    print(f"{name}: floor {1e6 * floor_bytes / SPEED:.0f} µs, ours {ours:.0f}, library {theirs:.0f}", flush=True)
+
+
+def values(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=dtype)
+
+
+def try_tiles(module, name: str, make: Callable[..., dict], choices, step: Callable[[], object]):
+    """Time `step` under every choice of the module's `_tile`; those that cannot be launched are left out."""
+    found = []
+    for choice in choices:
+        with patch.object(module, name, make(*choice)):
+            try:
+                found.append((time(step), choice))
+            except Exception as problem:  # too much shared memory, say
+                print(f"  {choice}: {type(problem).__name__}", flush=True)
+    return found
+
+
+def sweep_depthwise() -> None:
+    def make(rows, columns, channels, warps):
+        return lambda height, width, count: dict(
+            ROWS=min(rows, height), COLUMNS=columns, CHANNELS=channels, num_warps=warps
+        )
+
+    for shape in MAPS:
+        x, weight, bias = values(*shape), values(shape[3], 1, 3, 3), values(shape[3])
+        choices = [
+            (rows, columns, channels, warps)
+            for rows, columns, channels, warps in itertools.product((7, 14), (4, 8, 16), (64, 128), (2, 4))
+            if 4 <= columns * channels // (32 * warps) <= 16
+        ]
+        step = lambda x=x, weight=weight, bias=bias: depthwise._forward(x, weight, bias, 0, True)  # noqa: E731
+        found = try_tiles(depthwise, "_tile", make, choices, step)
+        report(f"depth-wise {shape}", 4 * x.numel(), found, time(step))
+        step = lambda x=x, weight=weight, bias=bias: depthwise._gradients(x, x, weight, bias, 0, True)  # noqa: E731
+        best = [choice for _, choice in sorted(found)[:6]]
+        report(f"  its gradients {shape}", 10 * x.numel(), try_tiles(depthwise, "_tile", make, best, step), time(step))
+
+
+def sweep_norms() -> None:
+    for rows, channels in ((401408, 96), (100352, 192), (25088, 320)):
+        x, weight, bias = values(rows, channels), values(channels), values(channels)
+        wide = triton.next_power_of_2(channels)
+
+        def make(elements, warps, wide=wide):
+            return lambda *_: dict(ROWS=max(1, elements // wide), CHANNELS=wide, num_warps=warps)
+
+        choices = list(itertools.product((1024, 2048, 4096), (2, 4, 8)))
+        step = lambda x=x, w=weight, b=bias: layer_norm._forward(x, w, b, 1e-6)  # noqa: E731
+        found = try_tiles(layer_norm, "_tile", make, choices, step)
+        report(f"norm {rows}x{channels}", 4 * x.numel(), found, time(step))
+        mean, scale = (values(rows, dtype=torch.float32) for _ in range(2))
+        step = lambda x=x, w=weight, m=mean, s=scale: layer_norm._gradients(x, x, w, m, s)  # noqa: E731
+        found = try_tiles(layer_norm, "_tile", make, choices, step)
+        report(f"  its gradients {rows}x{channels}", 6 * x.numel(), found, time(step))
+
+
+def sweep_batch_norm() -> None:
+    for rows, channels in ((1605632, 64), (401408, 256), (100352, 512), (25088, 1024), (401408, 64)):
+        x = values(rows, channels).requires_grad_()
+        weight, bias = (values(channels, dtype=torch.float32).requires_grad_() for _ in range(2))
+        running = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
+        g = values(rows, channels)
+
+        def learn(function, x=x, weight=weight, bias=bias, running=running, g=g):
+            y = function(x, weight, bias, running, 0.1, 1e-5, True)
+            torch.autograd.grad(y, [x, weight, bias], g)
+
+        ours, theirs = (time(lambda f=f: learn(f)) for f in (batch_norm.batch_norm, batch_norm.batch_norm_twin))
+        compare(f"batch norm + ReLU {rows}x{channels}", 16 * x.numel(), ours, theirs)
+
+
+def sweep_sums() -> None:
+    for rows, channels in ((401408, 256), (100352, 512), (25088, 1280), (6272, 2048), (401408, 64)):
+        x = values(rows, channels)
+        ours, theirs = time(lambda x=x: linear.column_sum(x)), time(lambda x=x: x.sum(0))
+        compare(f"sum of rows {rows}x{channels}", 2 * x.numel(), ours, theirs)
+
+
+def sweep_mix() -> None:
+    x, points = values(128, 56, 56, 96), torch.rand(128, 49, 36, 2, device="cuda")
+    both = values(128, 49, 96 * 96 + 36 * 36)
+    channels, across = both[..., : 96 * 96].unflatten(2, (96, 96)), both[..., 96 * 96 :].unflatten(2, (36, 36))
+    step = lambda: looking.mix(x, points, channels, across, values(96), values(36))  # noqa: E731
+    found = []
+    for chunk, warps in itertools.product((16, 32, 64), (2, 4, 8)):
+        with patch.object(looking, "MIXED", chunk), patch.object(looking, "WARPS", warps):
+            found.append((time(step), (chunk, warps)))
+    report("mix", 2 * both.numel() + 2 * x.numel() + 2 * 128 * 49 * 36 * 96, found, time(step))
+
+
+SWEEPS = {
+    "mix": sweep_mix,
+    "sums": sweep_sums,
+    "batch_norm": sweep_batch_norm,
+    "depthwise": sweep_depthwise,
+    "norms": sweep_norms,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", choices=[[], *SWEEPS], default=list(SWEEPS))
+    for what in parser.parse_args().what or SWEEPS:
+        SWEEPS[what]()
+
+
+if __name__ == "__main__":
+    main()
