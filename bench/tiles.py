@@ -135,7 +135,7 @@ SWEEPS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=[[], *SWEEPS], default=list(SWEEPS))
+    parser.add_argument("what", nargs="*", choices=list(SWEEPS), help="default: all")
     for what in parser.parse_args().what or SWEEPS:
         SWEEPS[what]()
 

@@ -1,7 +1,8 @@
 """The end of a stem in one pass: batch norm or bias, 3x3 max pooling of stride 2, ReLU, pixels normalised.
 
 The map in front of the pooling is the largest of the whole model; the library goes over it once for the bias or the
-norm, once for the ReLU, once to pool it, and twice more over what is left. Here it is read once. For inference.
+norm, once for the ReLU, once to pool it, and twice more over what is left. Here it is read once; and where it learns,
+written once on the way back: every pixel asks the four windows at most that it stands in whether it was their largest.
 """
 
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from saccade.kernels import HAS_TRITON
 from saccade.kernels.launch import start
+from saccade.kernels.linear import column_sum
 from saccade.kernels.norm_relu import Norm
 
 WIDEST = 512  # channels
@@ -26,7 +28,11 @@ class PixelNorm(NamedTuple):
 
 def pool_relu_twin(features: Tensor, norm: Norm, pixels: PixelNorm | None = None) -> Tensor:
     """features (B, C, H, W) -> (B, C, H/2, W/2)."""
-    pooled = F.relu(F.max_pool2d(norm.apply(features), 3, stride=2, padding=1))
+    return normalised(F.relu(F.max_pool2d(norm.apply(features), 3, stride=2, padding=1)), pixels)
+
+
+def normalised(pooled: Tensor, pixels: PixelNorm | None) -> Tensor:
+    """(B, C, H, W) -> (B, C, H, W)."""
     if pixels is None:
         return pooled
     normed = F.layer_norm(pooled.permute(0, 2, 3, 1), (pooled.shape[1],), eps=pixels.eps) * pixels.scale
@@ -42,9 +48,11 @@ if HAS_TRITON:
     @triton.jit
     def _pool_kernel(
         x_pointer, w_pointer, b_pointer, m_pointer, v_pointer, y_pointer,
-        height, width, out_height, out_width, channels, eps, pixel_eps, pixel_scale,
-        NORM: tl.constexpr, PIXELS: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
+        i_pointer, r_pointer, height, width, out_height, out_width, channels, eps, pixel_eps, pixel_scale,
+        NORM: tl.constexpr, RELU: tl.constexpr, PIXELS: tl.constexpr, LEARN: tl.constexpr,
+        COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
+        """LEARN keeps where the largest stood in its window, 0 to 8, or 9 where ReLU gave 0; and the pixels' scale."""
         image, row = tl.program_id(0) // out_height, tl.program_id(0) % out_height
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[:, None]
         channel = tl.arange(0, CHANNELS)[None, :]
@@ -52,33 +60,147 @@ if HAS_TRITON:
         gain, shift = _affine(w_pointer, b_pointer, m_pointer, v_pointer, channel, held, eps, NORM)
         x_pointer += image.to(tl.int64) * height * width * channels
         best = tl.full((COLUMNS, CHANNELS), float("-inf"), tl.float32)
+        where = tl.zeros((COLUMNS, CHANNELS), tl.int32)
         for i in tl.static_range(3):
             for j in tl.static_range(3):
                 down, right = 2 * row + i - 1 + tl.zeros_like(column), 2 * column + j - 1
                 there = (down >= 0) & (down < height) & (right >= 0) & (right < width) & held
                 x = tl.load(x_pointer + (down * width + right) * channels + channel, mask=there, other=0.0)
-                best = tl.maximum(best, tl.where(there, x.to(tl.float32) * gain + shift, float("-inf")))
-        y = tl.maximum(best, 0.0)
+                x = tl.where(there, x.to(tl.float32) * gain + shift, float("-inf"))
+                if LEARN:
+                    where = tl.where(x > best, 3 * i + j, where)
+                best = tl.maximum(best, x)
+        y = best
+        if RELU:
+            y = tl.maximum(best, 0.0)
+            where = tl.where(best > 0, where, 9)
+        at = tl.program_id(0).to(tl.int64) * out_width + column
+        there = held & (column < out_width)
         if PIXELS:
             y = tl.where(held, y, 0.0)
             y = tl.where(held, y - tl.sum(y, 1)[:, None] / channels, 0.0)
-            y *= pixel_scale * tl.rsqrt(tl.sum(y * y, 1) / channels + pixel_eps)[:, None]
-        offset = (tl.program_id(0).to(tl.int64) * out_width + column) * channels + channel
-        tl.store(y_pointer + offset, y.to(y_pointer.dtype.element_ty), mask=held & (column < out_width))
+            scale = pixel_scale * tl.rsqrt(tl.sum(y * y, 1) / channels + pixel_eps)[:, None]
+            y *= scale
+            if LEARN:
+                tl.store(r_pointer + at, scale, mask=column < out_width)
+        tl.store(y_pointer + at * channels + channel, y.to(y_pointer.dtype.element_ty), mask=there)
+        if LEARN:
+            tl.store(i_pointer + at * channels + channel, where.to(tl.uint8), mask=there)
+
+    @triton.jit
+    def _open_kernel(
+        g_pointer, y_pointer, i_pointer, r_pointer, d_pointer, rows, channels, pixel_scale,
+        PIXELS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        """The gradient in front of the pixels' norm and of the ReLU."""
+        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+        channel = tl.arange(0, CHANNELS)[None, :]
+        mask = (row < rows) & (channel < channels)
+        offset = row * channels + channel
+        g = tl.load(g_pointer + offset, mask=mask, other=0.0).to(tl.float32)
+        if PIXELS:
+            normed = tl.load(y_pointer + offset, mask=mask, other=0.0).to(tl.float32) / pixel_scale
+            scale = tl.load(r_pointer + row, mask=row < rows, other=0.0)
+            along = tl.sum(g * normed, 1)[:, None] / channels
+            g = (g - tl.sum(g, 1)[:, None] / channels - normed * along) * scale
+        g = tl.where(tl.load(i_pointer + offset, mask=mask, other=9) < 9, g, 0.0)
+        tl.store(d_pointer + offset, g.to(d_pointer.dtype.element_ty), mask=mask)
+
+    @triton.jit
+    def _back_kernel(
+        g_pointer, i_pointer, d_pointer, height, width, out_height, out_width, channels,
+        COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        """The gradient of the map: of every window a pixel stands in, where it was the largest."""
+        image, row = tl.program_id(0) // height, tl.program_id(0) % height
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[:, None]
+        channel = tl.arange(0, CHANNELS)[None, :]
+        start = image.to(tl.int64) * out_height * out_width * channels
+        total = tl.zeros((COLUMNS, CHANNELS), tl.float32)
+        for i in tl.static_range(3):
+            down = (row + 1 - i) // 2
+            if ((row + 1 - i) % 2 == 0) & (down < out_height) & (row + 1 >= i):
+                for j in tl.static_range(3):
+                    right = (column + 1 - j) // 2
+                    there = ((column + 1 - j) % 2 == 0) & (column + 1 >= j) & (right < out_width) & (channel < channels)
+                    offset = start + (down * out_width + right) * channels + channel
+                    mine = tl.load(i_pointer + offset, mask=there, other=9) == 3 * i + j
+                    total += tl.load(g_pointer + offset, mask=there & mine, other=0.0).to(tl.float32)
+        offset = (tl.program_id(0).to(tl.int64) * width + column) * channels + channel
+        mask = (column < width) & (channel < channels)
+        tl.store(d_pointer + offset, total.to(d_pointer.dtype.element_ty), mask=mask)
+
+    def _launch(features: Tensor, norm: Norm | None, relu: bool, pixels: PixelNorm | None, learn: bool):
+        """features (B, C, H, W) -> (B, H/2, W/2, C); where the largest stood and the pixels' scale, if it learns."""
+        batch, channels, height, width = features.shape
+        out_height, out_width = (height + 1) // 2, (width + 1) // 2
+        shape = (batch, out_height, out_width)
+        pooled = torch.empty(*shape, channels, dtype=features.dtype, device=features.device)
+        where = torch.empty_like(pooled, dtype=torch.uint8) if learn else pooled
+        scale = torch.empty(shape, dtype=torch.float32, device=features.device) if learn and pixels else pooled
+        kind, pointers = _pointers(norm, features)
+        eps, multiplied = pixels or (0.0, 1.0)
+        tile = _tile(out_width, channels)
+        start(
+            _pool_kernel, (batch * out_height, triton.cdiv(out_width, tile["COLUMNS"])), features, *pointers, pooled,
+            where, scale, height, width, out_height, out_width, channels, 0.0 if norm is None else norm.eps, eps,
+            multiplied, NORM=kind, RELU=relu, PIXELS=pixels is not None, LEARN=learn, **tile,
+        )  # fmt: skip
+        return pooled, where, scale
+
+    def _tile(width: int, channels: int) -> dict[str, int]:
+        wide = max(16, triton.next_power_of_2(channels))
+        return dict(COLUMNS=max(1, min(2048 // wide, triton.next_power_of_2(width))), CHANNELS=wide)
+
+    class _Pool(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, features: Tensor, bias: Tensor | None, relu: bool, pixels: PixelNorm | None) -> Tensor:
+            pooled, where, scale = _launch(features, None if bias is None else Norm(bias), relu, pixels, True)
+            ctx.shape, ctx.relu, ctx.pixels = features.shape, relu, pixels
+            ctx.bias_type = None if bias is None else bias.dtype
+            ctx.save_for_backward(where, *((pooled, scale) if pixels else ()))
+            return pooled.permute(0, 3, 1, 2)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, g: Tensor):
+            where, *normed = ctx.saved_tensors
+            batch, channels, height, width = ctx.shape
+            g = g.permute(0, 2, 3, 1).contiguous()
+            rows, wide = g.numel() // channels, max(16, triton.next_power_of_2(channels))
+            if ctx.relu or ctx.pixels:
+                pooled, scale = normed or (g, g)
+                opened, tall = torch.empty_like(g), max(1, 2048 // wide)
+                multiplied = ctx.pixels.scale if ctx.pixels else 1.0
+                start(
+                    _open_kernel, (triton.cdiv(rows, tall),), g, pooled, where, scale, opened, rows, channels,
+                    multiplied, PIXELS=ctx.pixels is not None, ROWS=tall, CHANNELS=wide,
+                )  # fmt: skip
+                g = opened
+            g_features = torch.empty(batch, height, width, channels, dtype=g.dtype, device=g.device)
+            tile = _tile(width, channels)
+            start(
+                _back_kernel, (batch * height, triton.cdiv(width, tile["COLUMNS"])), g, where, g_features, height,
+                width, g.shape[1], g.shape[2], channels, **tile,
+            )  # fmt: skip
+            g_bias = None if ctx.bias_type is None else column_sum(g.view(rows, channels)).to(ctx.bias_type)
+            return g_features.permute(0, 3, 1, 2), g_bias, None, None
 
 
 def pool_relu(features: Tensor, norm: Norm, pixels: PixelNorm | None = None) -> Tensor:
-    """features (B, C, H, W) -> (B, C, H/2, W/2), both channels-last in memory; at most `WIDEST` channels."""
-    batch, channels, height, width = features.shape
-    out_height, out_width = (height + 1) // 2, (width + 1) // 2
-    pooled = torch.empty(batch, out_height, out_width, channels, dtype=features.dtype, device=features.device)
-    kind, pointers = _pointers(norm, features)
-    eps, scale = pixels or (0.0, 1.0)
-    wide = max(16, triton.next_power_of_2(channels))
-    columns = max(1, min(2048 // wide, triton.next_power_of_2(out_width)))
-    start(
-        _pool_kernel, (batch * out_height, triton.cdiv(out_width, columns)), features, *pointers, pooled,
-        height, width, out_height, out_width, channels, norm.eps, eps, scale, NORM=kind, PIXELS=pixels is not None,
-        COLUMNS=columns, CHANNELS=wide,
-    )  # fmt: skip
-    return pooled.permute(0, 3, 1, 2)
+    """features (B, C, H, W), channels-last in memory, of at most `WIDEST` channels -> (B, C, H/2, W/2). No gradient."""
+    return _launch(features, norm, True, pixels, False)[0].permute(0, 3, 1, 2)
+
+
+def pool(features: Tensor, bias: Tensor | None = None, relu: bool = False, pixels: PixelNorm | None = None) -> Tensor:
+    """The same with gradients: pixels(relu(max_pool(features) + bias)); ReLU and the norm where they are asked for."""
+    return _Pool.apply(features, bias, relu, pixels)
+
+
+def pool_twin(
+    features: Tensor, bias: Tensor | None = None, relu: bool = False, pixels: PixelNorm | None = None
+) -> Tensor:
+    """The same by the library."""
+    pooled = F.max_pool2d(features, 3, stride=2, padding=1)
+    pooled = pooled if bias is None else pooled + bias.to(pooled.dtype).view(-1, 1, 1)
+    return normalised(F.relu(pooled) if relu else pooled, pixels)

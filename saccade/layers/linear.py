@@ -51,8 +51,7 @@ def fits_gelu(layer: nn.Module, vectors: Tensor) -> bool:
     if not isinstance(vectors, Tensor) or torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     plain = type(layer) in (nn.Linear, Linear) and layer.bias is not None and not heard((layer,))
-    half = in_use(vectors) in HALVES
-    return plain and half and suits(vectors) and vectors.is_contiguous()
+    return plain and suits(vectors) and in_use(vectors) in HALVES and vectors.is_contiguous()
 
 
 def in_use(vectors: Tensor) -> torch.dtype:

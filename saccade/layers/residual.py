@@ -64,6 +64,19 @@ def conv_norm_relu_pool(
     return (pooling.pool_relu if fused else pooling.pool_relu_twin)(raw, numbers, pixels)
 
 
+def conv_relu_pool(conv: nn.Conv2d, images: Tensor, pixels: PixelNorm) -> Tensor:
+    """A stem without norm that learns: pooling, bias, ReLU and the pixels' norm in one pass, and one back."""
+    raw = conv._conv_forward(images, conv.weight, None)
+    fused = raw.is_cuda and kernels.fits(raw) and raw.shape[1] <= pooling.WIDEST
+    return (pooling.pool if fused else pooling.pool_twin)(raw, conv.bias, True, pixels)
+
+
+def pool_features(pool: nn.Module, features: Tensor) -> Tensor:
+    """ResNet's max pooling, where it learns; another pooling, or one that somebody listens to, as it is."""
+    usual = is_usual_pool(pool) and features.is_cuda and suits(features) and kernels.fits(features)
+    return pooling.pool(features) if usual and features.shape[1] <= pooling.WIDEST else pool(features)
+
+
 def conv_act_norm(conv: nn.Conv2d, features: Tensor, act: str = "", norm: nn.Module | None = None) -> Tensor:
     """norm(act(conv(features))), act one of "", "gelu" and "silu"; to be asked for where `fits_inference` says so."""
     raw = conv._conv_forward(features, conv.weight, None)

@@ -27,7 +27,7 @@ from saccade.layers.batch_norm import heard
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
-from saccade.layers.residual import PixelNorm, conv_norm_relu_pool, fits_inference
+from saccade.layers.residual import PixelNorm, conv_norm_relu_pool, conv_relu_pool, fits_inference, fits_training
 from saccade.models._build import build, choose, pretrained_cfg, register
 from saccade.tokens.locate import LocationAttention, locate
 from saccade.tokens.regions import (
@@ -99,8 +99,12 @@ class EarlyConv(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> features (B, C, H/4, W/4)."""
         if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-            if fits_inference(images, (self.conv,), ()) and type(self.norm) is MapNorm and not heard((self.norm,)):
-                return conv_norm_relu_pool(self.conv, None, images, self.norm.numbers(self.conv.out_channels))
+            if type(self.norm) is MapNorm and not heard((self.conv, self.norm)):
+                pixels = self.norm.numbers(self.conv.out_channels)
+                if fits_inference(images, (self.conv,), ()):
+                    return conv_norm_relu_pool(self.conv, None, images, pixels)
+                if fits_training(images, (), ()):
+                    return conv_relu_pool(self.conv, images, pixels)
         return self.norm(F.relu(F.max_pool2d(self.conv(images), 3, stride=2, padding=1)))
 
 

@@ -42,7 +42,14 @@ from torch import Tensor, nn
 from saccade.layers.batch_norm import norm_relu
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, TokenTransformer
-from saccade.layers.residual import conv_norm_relu, conv_norm_relu_pool, fits_inference, fits_training, is_usual_pool
+from saccade.layers.residual import (
+    conv_norm_relu,
+    conv_norm_relu_pool,
+    fits_inference,
+    fits_training,
+    is_usual_pool,
+    pool_features,
+)
 from saccade.models._build import build, choose, pretrained_cfg, register
 from saccade.models._resnet import LeanBasicBlock, LeanBottleneck
 from saccade.tokens.projector import TokenProjector
@@ -307,7 +314,7 @@ class VT(nn.Module):
                     return conv_norm_relu_pool(self.conv1, self.bn1, images)
                 return self.maxpool(conv_norm_relu(self.conv1, self.bn1, images))
             if fits_training(images, (self.bn1,), (self.act1,)):
-                return self.maxpool(norm_relu(self.bn1, self.conv1(images)))
+                return pool_features(self.maxpool, norm_relu(self.bn1, self.conv1(images)))
         return self.maxpool(self.act1(self.bn1(self.conv1(images))))
 
     def forward_tokens(self, images: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import saccade
 from saccade.kernels import HAS_TRITON
 from saccade.kernels.norm_relu import Norm
-from saccade.kernels.pool import PixelNorm, pool_relu, pool_relu_twin
+from saccade.kernels.pool import PixelNorm, pool, pool_relu, pool_relu_twin, pool_twin
 from saccade.layers import residual
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the kernel runs in Triton's interpreter
@@ -37,6 +37,35 @@ def test_equals_its_twin(shape, dtype, tolerance, norm, pixels):
     assert (ours.double() - exact).norm() <= tolerance * exact.norm()
 
 
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
+@pytest.mark.parametrize("shape", [(2, 24, 9, 8), (1, 5, 1, 1), (1, 70, 4, 41)])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("pixels", [None, PixelNorm(1e-3, 0.9)])
+def test_learns_what_its_twin_learns(shape, biased, relu, pixels):
+    features = values(*shape).contiguous(memory_format=torch.channels_last).requires_grad_()
+    leaves = [features, *([values(shape[1]).requires_grad_()] if biased else [])]
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    ours, theirs = (
+        run(inputs[0], inputs[1] if biased else None, relu, pixels)
+        for run, inputs in ((pool, leaves), (pool_twin, exact))
+    )
+    g = values(*ours.shape)
+    found, expected = torch.autograd.grad(ours, leaves, g), torch.autograd.grad(theirs, exact, g.double())
+    assert found[0].is_contiguous(memory_format=torch.channels_last)
+    for a, b in zip((ours.detach(), *found), (theirs.detach(), *expected), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4 * float(b.abs().max()) + 1e-6)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
+def test_the_first_of_equals_gets_the_gradient():
+    features = torch.ones(1, 3, 4, 4, device=DEVICE).contiguous(memory_format=torch.channels_last).requires_grad_()
+    exact = features.detach().clone().requires_grad_()
+    pool(features).sum().backward()
+    pool_twin(exact).sum().backward()
+    torch.testing.assert_close(features.grad, exact.grad)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["sparseformer_nano", "vt_resnet18"])
 @pytest.mark.parametrize("folded", [False, True])
@@ -58,3 +87,26 @@ def test_a_stem_answers_the_same(monkeypatch, name, folded):
     monkeypatch.setattr(residual, "suits", lambda *_: True)  # on a CPU, what a GPU would do, with the kernel's twin
     torch.testing.assert_close(stem(images), expected, rtol=1e-4, atol=1e-5)
     assert taken == [1]
+
+
+@pytest.mark.parametrize("name", ["sparseformer_nano", "vt_resnet18"])
+def test_a_stem_learns_the_same(monkeypatch, name):
+    model = saccade.create_model(name, num_classes=7).train()
+    images = torch.randn(2, 3, 40, 33, generator=torch.Generator().manual_seed(0))
+    images = images.contiguous(memory_format=torch.channels_last)
+    stem = model.stem if name.startswith("sparse") else model.forward_stem
+    layers = [model.stem.conv] if name.startswith("sparse") else [model.conv1, model.bn1]
+    weights = [weight for layer in layers for weight in layer.parameters()]
+
+    def learn():
+        features = stem(images)
+        return features.detach(), *torch.autograd.grad(features.square().sum(), weights)
+
+    expected = learn()
+    taken = []
+    twin = residual.pooling.pool_twin
+    monkeypatch.setattr(residual.pooling, "pool_twin", lambda *args: taken.append(1) or twin(*args))
+    monkeypatch.setattr(residual, "suits", lambda *_: True)  # on a CPU, what a GPU would do, with the kernel's twin
+    for a, b in zip(learn(), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3 * float(b.abs().max()))
+    assert len(taken) == name.startswith("sparse")
