@@ -21,9 +21,9 @@ from saccade.kernels import COMPILED, enabled, trusted
 SETS = {
     "none": (),
     "default": COMPILED,
-    "depthwise": (*COMPILED, "depthwise"),
-    "super_tokens": (*COMPILED, "super_tokens"),
-    "all": (*COMPILED, "depthwise", "super_tokens"),
+    "depthwise": ("layer_norm", "depthwise_post", "depthwise"),
+    "super_tokens": ("layer_norm", "super_tokens"),
+    "all": (*COMPILED, "short_attention"),
 }
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from saccade.kernels.launch import HAS_TRITON
 
-COMPILED = ("layer_norm", "depthwise_post")  # forms that compiled training has been checked with, see bench/NOTES.md
+# Forms that compiled training has been checked with: bench/check_compiled_training.py.
+COMPILED = ("layer_norm", "depthwise_post", "depthwise", "super_tokens")
 _switch = {"on": True, "compiled": COMPILED}
 
 
@@ -33,7 +34,7 @@ def enabled(on: bool) -> Iterator[None]:
 
 @contextmanager
 def trusted(*names: str) -> Iterator[None]:
-    """Let compilers take these kernels and no others: "layer_norm", "depthwise", "depthwise_post", "super_tokens"."""
+    """Let compilers take these kernels and no others: any of `COMPILED`, "short_attention"."""
     before = _switch["compiled"]
     _switch["compiled"] = names
     try:

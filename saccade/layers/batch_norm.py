@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from saccade.kernels import allowed, suits
 from saccade.kernels import batch_norm as kernels
@@ -62,8 +63,9 @@ def learns_fused(norm: nn.Module, features: Tensor, shortcut: Tensor | None = No
 
 def plain(norm: nn.Module) -> bool:
     """Whether a norm is the library's in all its parts, and nobody listens to it."""
-    known = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, LeanBatchNorm)
-    return known and norm.affine and norm.track_running_stats and norm.momentum is not None and not heard((norm,))
+    if not isinstance(norm, _BatchNorm) or type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d, LeanBatchNorm):
+        return False
+    return norm.affine and norm.track_running_stats and norm.momentum is not None and not heard((norm,))
 
 
 def heard(layers: Iterable[nn.Module]) -> bool:

@@ -36,7 +36,7 @@ def norm_again(norm: nn.Module, features: Tensor) -> tuple[Tensor, Callable[[], 
     return norm(features), None
 
 
-def batch_norm_again(norm: LeanBatchNorm, features: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+def batch_norm_again(norm: nn.Module, features: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
     norm.num_batches_tracked.add_(1)
     running = (norm.running_mean, norm.running_var)
     rows, again = kernels.batch_norm_again(as_rows(features), norm.weight, norm.bias, running, norm.momentum, norm.eps)

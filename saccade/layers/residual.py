@@ -103,7 +103,7 @@ def bare(conv: nn.Conv2d, norm: nn.Module | None, features: Tensor) -> tuple[Ten
         numbers = fixed(norm)
         if conv.bias is not None and numbers.mean is not None:
             numbers = numbers._replace(mean=numbers.mean - conv.bias)
-        elif conv.bias is not None:
+        elif conv.bias is not None and numbers.weight is not None:
             numbers = numbers._replace(bias=numbers.bias + numbers.weight * conv.bias)
     else:
         numbers = kernels.Norm(conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias)

@@ -18,6 +18,7 @@ from saccade.heads.pyramid import Norm, Pyramid
 from saccade.heads.sparse_detector import SparseBoxHead
 from saccade.models._build import MEAN, STD, choose, create_model
 from saccade.models._checkpoint import LoadReport, load_checkpoint, read_state_dict
+from saccade.tasks.batch_transform import BatchTransform
 from saccade.tasks.segmentation import pyramid_backbone
 from saccade.tasks.set_prediction import DETR, SetWeights
 from saccade.tasks.sparse_detector import SparseDetector, scatter_tokens
@@ -71,7 +72,7 @@ def create_detector(
     about = timm.models.get_pretrained_cfg(backbone.partition(".")[0], allow_unregistered=True)
     mean, std = (about.mean, about.std) if about is not None else (MEAN, STD)
     sizes = (min_size,) if isinstance(min_size, int) else tuple(min_size)
-    transform = GeneralizedRCNNTransform(sizes, max_size, list(mean), list(std))  # type: ignore[arg-type]
+    transform = BatchTransform(sizes, max_size, list(mean), list(std))  # type: ignore[arg-type]
     kwargs = dict(backbone_kwargs or {})
     if head == "sparse":
         return _sparse_detector(backbone, num_classes, transform, pretrained, checkpoint, kwargs, **head_kwargs)

@@ -4,6 +4,7 @@ Boxes are x0 y0 x1 y1 in units of the image. Class 0 is no object.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -42,31 +43,41 @@ Pairs = list[tuple[Tensor, Tensor]]  # of every image: which answers, and the ob
 def match(
     logits: Tensor, boxes: Tensor, labels: Sequence[Tensor], true: Sequence[Tensor], weights: SetWeights = DETR
 ) -> Pairs:
-    """The cheapest pairs of answers and objects, one to one; logits (B, P, K + 1), boxes (B, P, 4)."""
+    """The cheapest pairs of answers and objects, one to one; logits (B, P, K + 1), boxes (B, P, 4). Pairs on the CPU.
+
+    All images at once: lists of objects are filled up to the longest, and one table comes from the GPU.
+    """
     assign = require("scipy.optimize", "train").linear_sum_assignment
-    probabilities = logits.softmax(-1)
-    costs, pairs = [], []
-    for probability, place, label, box in zip(probabilities, boxes, labels, true, strict=True):
-        box = box.to(place.dtype)
-        distance = torch.cdist(_centred(place), _centred(box), p=1)
-        cost = weights.distance * distance - weights.classes * probability[:, label]
-        costs.append(cost - weights.giou * generalized_box_iou(place, box))  # (P, n)
-    counts = [cost.shape[1] for cost in costs]
-    # One transfer from the GPU for all; an overflow of float16 must not stop the run, the scaler will skip the step.
-    table = torch.cat(costs, 1).nan_to_num(1e4, 1e4, -1e4).cpu()
-    for cost in table.split(counts, 1):
-        answers, objects = assign(cost.numpy())
-        pairs.append((torch.from_numpy(answers).to(logits.device), torch.from_numpy(objects).to(logits.device)))
-    return pairs
+    counts = [len(label) for label in labels]
+    image = torch.repeat_interleave(torch.tensor(counts))
+    slot = torch.cat([torch.arange(count) for count in counts])
+    places = boxes.new_zeros(len(counts), max(counts), 4)
+    kinds = torch.zeros(len(counts), max(counts), dtype=torch.long, device=boxes.device)
+    places[image, slot], kinds[image, slot] = torch.cat(list(true)).to(boxes.dtype), torch.cat(list(labels))
+    distance = torch.cdist(_centred(boxes), _centred(places), p=1)  # (B, P, n)
+    probability = logits.softmax(-1).gather(2, kinds.unsqueeze(1).expand(-1, boxes.shape[1], -1))
+    overlap = torch.vmap(generalized_box_iou)(boxes, places)
+    cost = weights.distance * distance - weights.classes * probability - weights.giou * overlap
+    # An overflow of float16 must not stop the run, the scaler will skip the step.
+    table = cost.nan_to_num(1e4, 1e4, -1e4).cpu().numpy()
+    found = [assign(rows[:, :count]) for rows, count in zip(table, counts, strict=True)]
+    return [(torch.from_numpy(answers), torch.from_numpy(objects)) for answers, objects in found]
 
 
 def join(pairs: Pairs, labels: Sequence[Tensor], true: Sequence[Tensor]) -> Matched:
     """What every matched answer is to say."""
+    firsts = accumulate((len(label) for label in labels), initial=0)  # in the list of all objects
+    index = torch.stack([
+        torch.repeat_interleave(torch.tensor([len(answers) for answers, _ in pairs])),
+        torch.cat([answers for answers, _ in pairs]),
+        torch.cat([first + objects for first, (_, objects) in zip(firsts, pairs, strict=False)]),
+    ])  # fmt: skip
+    image, answer, chosen = index.to(labels[0].device)  # one transfer
     return Matched(
-        image=torch.cat([torch.full_like(answers, i) for i, (answers, _) in enumerate(pairs)]),
-        answer=torch.cat([answers for answers, _ in pairs]),
-        labels=torch.cat([label[objects] for label, (_, objects) in zip(labels, pairs, strict=True)]),
-        boxes=torch.cat([box[objects] for box, (_, objects) in zip(true, pairs, strict=True)]),
+        image=image,
+        answer=answer,
+        labels=torch.cat(list(labels))[chosen],
+        boxes=torch.cat(list(true))[chosen],
         objects=_objects_per_process(sum(len(label) for label in labels), labels[0].device),
     )
 

@@ -92,7 +92,7 @@ def test_compilers_take_only_what_is_trusted(monkeypatch):
     assert allowed("super_tokens")
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert allowed("layer_norm")
-    assert not allowed("super_tokens")
+    assert not allowed("short_attention")
     with trusted("super_tokens"):
         assert allowed("super_tokens")
         assert not allowed("layer_norm")

@@ -1,0 +1,59 @@
+"""Pictures brought to size all at once come out as torchvision's do one by one."""
+
+import pytest
+import torch
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+
+from saccade.tasks import batch_transform
+from saccade.tasks.batch_transform import BatchTransform
+
+SETTINGS = dict(image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4])
+
+
+def pictures(sizes: list[tuple[int, int]], masks: bool = True):
+    dice = torch.Generator().manual_seed(0)
+    images = [torch.rand(3, *size, generator=dice) for size in sizes]
+    targets = []
+    for i, (height, width) in enumerate(sizes):
+        corners = torch.rand(i, 2, generator=dice) * min(height, width) / 2
+        target = {"boxes": torch.cat([corners, corners + 5], 1), "labels": torch.arange(i), "image_id": torch.tensor(i)}
+        if masks:
+            target["masks"] = (torch.rand(i, height, width, generator=dice) > 0.5).to(torch.uint8)
+        targets.append(target)
+    return images, targets
+
+
+def both(sizes: list[tuple[int, int]], training: bool, min_size=(50,), with_targets: bool = True, masks: bool = True):
+    results = []
+    for kind in (BatchTransform, GeneralizedRCNNTransform):
+        torch.manual_seed(0)
+        images, targets = pictures(sizes, masks)
+        transform = kind(min_size, 90, **SETTINGS).train(training)
+        results.append(transform(images, targets if with_targets else None))
+        assert "boxes" not in targets[0] or targets[0]["boxes"].shape == (0, 4)
+    return results
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("with_targets", [False, True])
+@pytest.mark.parametrize("sizes", [[(40, 30)] * 4, [(32, 120)] * 2, [(40, 30), (30, 40)], [(33, 33)]])
+@pytest.mark.parametrize("masks", [False, True])
+def test_equals_torchvisions(training, with_targets, sizes, masks):
+    (ours, our_targets), (theirs, their_targets) = both(sizes, training, with_targets=with_targets, masks=masks)
+    assert ours.image_sizes == theirs.image_sizes
+    torch.testing.assert_close(ours.tensors, theirs.tensors)
+    assert (our_targets is None) == (their_targets is None)
+    for a, b in zip(our_targets or [], their_targets or [], strict=True):
+        assert a.keys() == b.keys()
+        for key in a:
+            torch.testing.assert_close(a[key], b[key], msg=key)
+
+
+def test_goes_one_by_one_where_sizes_are_drawn_or_masks_are_huge(monkeypatch):
+    images, targets = pictures([(40, 30)] * 3)
+    transform = BatchTransform((50,), 90, **SETTINGS).train()
+    assert transform.at_once(images, targets)
+    assert not BatchTransform((50, 60), 90, **SETTINGS).train().at_once(images, targets)
+    assert BatchTransform((50, 60), 90, **SETTINGS).eval().at_once(images, targets)
+    monkeypatch.setattr(batch_transform, "LARGEST", 100)
+    assert not transform.at_once(images, targets)
