@@ -143,3 +143,20 @@ def test_a_clamped_gradient_is_clamped_and_the_value_is_not(mode):
     (clamped * torch.tensor([0.1, -3.0, 4.0])).sum().backward()
     assert torch.equal(values.grad, torch.tensor([0.1, -0.5, 0.5]))
     torch._dynamo.reset()
+
+
+def test_runs_that_must_repeat_exactly_do_not_take_the_kernel(monkeypatch):
+    from saccade.layers import sampling
+
+    taken = []
+    monkeypatch.setattr(sampling, "suits", lambda *_: True)
+    monkeypatch.setattr(sampling.looking, "sample", lambda *_: taken.append(1))
+    features, points = torch.randn(1, 4, 5, 5), torch.rand(1, 2, 3, 2)
+    sample(features, points)
+    assert taken == [1]
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert sample(features, points).shape == (1, 2, 3, 4)
+    assert taken == [1]
+    with torch.no_grad():
+        sample(features, points)
+    assert taken == [1, 1]  # without gradients nothing is added up
