@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 ROOM = 0.15  # share of the picture that names may hide
+Place = tuple[float, float, float, float]
 
 
 def draw_detections(
@@ -21,7 +22,7 @@ def draw_detections(
     """What a detector found, from `threshold` on; the surest on top.
 
     A colour stands for a class or, where all are of one, for an object. `names` writes class and score beside every
-    box; by default where they leave room for the picture.
+    box, but not over a surer one's; by default where they leave room for the picture.
     """
     found = [entry for entry in describe_detections(prediction, classes) if entry["score"] >= threshold][::-1]
     kinds = {entry["label"] for entry in found}
@@ -36,13 +37,18 @@ def draw_detections(
     pen = ImageDraw.Draw(drawn)
     thick = max(1, round(min(image.size) / 300))
     font = ImageFont.load_default(max(10, round(min(image.size) / 45)))
-    texts = [f"{entry['name']} {entry['score']:.2f}" for entry in found]
+    texts = [f"{entry['name']}  {entry['score']:.2f}" for entry in found]  # small letters swallow a single space
+    room = ROOM * image.width * image.height
     if names is None:
-        names = len(found) == 1 or sum(_area(pen, text, font) for text in texts) <= ROOM * image.width * image.height
-    for entry, colour, text in zip(found, colours, texts, strict=True):
+        names = len(found) == 1 or sum(w * h for w, h in (_size(pen, text, font) for text in texts)) <= room
+    for entry, colour in zip(found, colours, strict=True):
         pen.rectangle(entry["box"], outline=colour, width=thick)
-        if names:
-            _write(pen, text, entry["box"], colour, font)
+    written: list[Place] = []
+    for entry, colour, text in list(zip(found, colours, texts, strict=True))[::-1] if names else ():
+        place = _free_place(_size(pen, text, font), entry["box"], image.size, written)
+        if place is not None:
+            written.append(place)
+            _write(pen, text, place, colour, font)
     return drawn
 
 
@@ -69,16 +75,26 @@ def colour_of(number: int) -> tuple[int, int, int]:
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
-def _area(pen: ImageDraw.ImageDraw, text: str, font: Any) -> float:
+def _size(pen: ImageDraw.ImageDraw, text: str, font: Any) -> tuple[float, float]:
     left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
-    return (right - left + 4) * (bottom - top + 2)
+    return right - left + 4, bottom - top + 2
 
 
-def _write(pen: ImageDraw.ImageDraw, text: str, box: Sequence[float], colour: tuple[int, int, int], font: Any) -> None:
-    """Above the box, or inside it at the upper edge of the picture; moved left where the picture ends."""
-    left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
-    width, height = right - left + 4, bottom - top + 2
-    x = max(0, min(box[0], pen.im.size[0] - 1 - width))
-    y = box[1] - height if box[1] >= height else box[1]
-    pen.rectangle((x, y, x + width, y + height), fill=colour)
-    pen.text((x + 2 - left, y + 1 - top), text, fill=(0, 0, 0), font=font)
+def _free_place(
+    size: tuple[float, float], box: Sequence[float], picture: tuple[int, int], taken: Sequence[Place]
+) -> Place | None:
+    """Above the box, under it, or inside at its top, within the picture and on no other name; None where none is."""
+    width, height = size
+    x = max(0.0, min(box[0], picture[0] - 1 - width))
+    for y in (box[1] - height, box[3], box[1]):
+        place = (x, y, x + width, y + height)
+        clear = all(x >= p[2] or place[2] <= p[0] or y >= p[3] or place[3] <= p[1] for p in taken)
+        if clear and y >= 0 and place[3] < picture[1]:
+            return place
+    return None
+
+
+def _write(pen: ImageDraw.ImageDraw, text: str, place: Place, colour: tuple[int, int, int], font: Any) -> None:
+    left, top, _, _ = pen.textbbox((0, 0), text, font=font)
+    pen.rectangle(place, fill=colour)
+    pen.text((place[0] + 2 - left, place[1] + 1 - top), text, fill=(0, 0, 0), font=font)

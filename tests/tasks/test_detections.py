@@ -80,3 +80,17 @@ def test_a_name_at_the_right_edge_is_moved_into_the_picture():
         )
         inked.append((np.asarray(drawn)[:50] != 0).any(2).sum())
     assert inked[0] == inked[1] > 300
+
+
+def test_no_name_is_written_over_a_surer_one():
+    from saccade.tasks.detections import _free_place
+
+    size, picture = (20, 10), (100, 100)
+    above = _free_place(size, (30, 40, 50, 60), picture, [])
+    assert above == (30, 30, 50, 40)
+    under = _free_place(size, (30, 40, 50, 60), picture, [above])
+    assert under == (30, 60, 50, 70)
+    inside = _free_place(size, (30, 40, 50, 60), picture, [above, under])
+    assert inside == (30, 40, 50, 50)
+    assert _free_place(size, (30, 40, 50, 60), picture, [above, under, inside]) is None
+    assert _free_place(size, (95, 2, 99, 9), picture, []) == (79, 9, 99, 19)  # no room above, none to the right
