@@ -36,11 +36,13 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
+    from saccade.kernels.gelu import gelu, gelu_slope
+
     @triton.jit
     def _read(pointer, mask, GELU: tl.constexpr):
         x = tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
         if GELU:
-            x = 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
+            x = gelu(x)
         return x
 
     @triton.jit
@@ -178,9 +180,7 @@ if HAS_TRITON:
             tl.store(s_pointer + offset, g.to(s_pointer.dtype.element_ty), mask=mask)
         d = (g - level - normed * along) * scale * weight
         if GELU:
-            x = tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32)
-            density = tl.math.exp(-0.5 * x * x) * 0.3989422804014327
-            d *= 0.5 * (1 + tl.math.erf(x * 0.7071067811865476)) + x * density
+            d *= gelu_slope(tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32))
         tl.store(d_pointer + offset, d.to(d_pointer.dtype.element_ty), mask=mask)
 
     def _tile(rows: int, channels: int, elements: int) -> tuple[tuple[int, int], dict[str, int]]:

@@ -51,14 +51,7 @@ if HAS_TRITON:
     import triton.language as tl
     from torch.library import triton_op
 
-    @triton.jit
-    def _gelu(x):
-        return 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
-
-    @triton.jit
-    def _gelu_slope(x):
-        density = tl.math.exp(-0.5 * x * x) * 0.3989422804014327
-        return 0.5 * (1 + tl.math.erf(x * 0.7071067811865476)) + x * density
+    from saccade.kernels.gelu import gelu, gelu_slope
 
     @triton.jit
     def _read(pointer, row, column, channel, height, width, channels, ok):
@@ -121,11 +114,11 @@ if HAS_TRITON:
                 offset = ((row - 1) * width + column) * channels + channel
                 y = above
                 if POST:
-                    y = _gelu(y)
+                    y = gelu(y)
                 if SLOPE == 1:
-                    y *= _gelu_slope(tl.load(g_pointer + start + offset, mask=inside, other=0.0).to(tl.float32))
+                    y *= gelu_slope(tl.load(g_pointer + start + offset, mask=inside, other=0.0).to(tl.float32))
                 if SLOPE == 2:
-                    y = tl.load(g_pointer + start + offset, mask=inside, other=0.0).to(tl.float32) * _gelu_slope(y)
+                    y = tl.load(g_pointer + start + offset, mask=inside, other=0.0).to(tl.float32) * gelu_slope(y)
                 tl.store(y_pointer + start + offset, y.to(y_pointer.dtype.element_ty), mask=inside)
             above, here = here, below
 

@@ -26,6 +26,7 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
+    from saccade.kernels.gelu import gelu
     from saccade.kernels.norm_relu import _affine, _pointers
 
     @triton.jit
@@ -42,7 +43,7 @@ if HAS_TRITON:
         if BIAS:
             x += tl.load(c_pointer + channel, mask=held, other=0.0).to(tl.float32)
         if ACT == 1:
-            x = 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
+            x = gelu(x)
         if ACT == 2:
             x = x / (1 + tl.exp(-x))
         gain, shift = _affine(w_pointer, b_pointer, m_pointer, v_pointer, channel, held, eps, NORM)

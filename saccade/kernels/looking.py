@@ -22,9 +22,7 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-    @triton.jit
-    def _gelu(x):
-        return 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
+    from saccade.kernels.gelu import gelu
 
     @triton.jit
     def _along(at, length):
@@ -149,11 +147,11 @@ if HAS_TRITON:
             q = chunk * CHUNK + tl.arange(0, CHUNK)
             first, right, below, here = _places(q_pointer, token, q, height, width, points)
             sampled = _read(x_pointer, first, right, below, height, width, channel, channels, here)
-            sampled = _gelu(tl.dot(sampled.to(weights.dtype), weights, input_precision=PRECISION) + bias)
+            sampled = gelu(tl.dot(sampled.to(weights.dtype), weights, input_precision=PRECISION) + bias)
             there = held[:, None] & here[None, :]
             across = tl.load(m_pointer + p[:, None] * points + q[None, :], mask=there, other=0.0)  # (P, CHUNK)
             mixed += tl.dot(across, sampled.to(across.dtype), input_precision=PRECISION)
-        mixed = _gelu(mixed + tl.load(mb_pointer + p, mask=held, other=0.0).to(tl.float32)[:, None])
+        mixed = gelu(mixed + tl.load(mb_pointer + p, mask=held, other=0.0).to(tl.float32)[:, None])
         y_pointer += token.to(tl.int64) * points * channels
         offset = p[:, None] * channels + channel[None, :]
         tl.store(y_pointer + offset, mixed.to(y_pointer.dtype.element_ty), mask=held[:, None] & known[None, :])
