@@ -42,7 +42,7 @@ if HAS_TRITON:
     def _read(pointer, mask, GELU: tl.constexpr):
         x = tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
         if GELU:
-            x = gelu(x)
+            x = gelu(x, pointer.dtype.element_ty == tl.float32)
         return x
 
     @triton.jit
@@ -180,7 +180,8 @@ if HAS_TRITON:
             tl.store(s_pointer + offset, g.to(s_pointer.dtype.element_ty), mask=mask)
         d = (g - level - normed * along) * scale * weight
         if GELU:
-            d *= gelu_slope(tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32))
+            x = tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32)
+            d *= gelu_slope(x, x_pointer.dtype.element_ty == tl.float32)
         tl.store(d_pointer + offset, d.to(d_pointer.dtype.element_ty), mask=mask)
 
     def _tile(rows: int, channels: int, elements: int) -> tuple[tuple[int, int], dict[str, int]]:

@@ -72,6 +72,7 @@ if HAS_TRITON:
         SLOPE 1: multiply by the slope of gelu at g (the gradient through "pre"); 2: y = g * slope of gelu at the
         result (the gradient through "post").
         """
+        EXACT: tl.constexpr = y_pointer.dtype.element_ty == tl.float32
         strips = tl.cdiv(height, ROWS)
         image, strip = tl.program_id(0) // strips, tl.program_id(0) % strips
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[:, None]
@@ -114,11 +115,13 @@ if HAS_TRITON:
                 offset = ((row - 1) * width + column) * channels + channel
                 y = above
                 if POST:
-                    y = gelu(y)
+                    y = gelu(y, EXACT)
                 if SLOPE == 1:
-                    y *= gelu_slope(tl.load(g_pointer + start + offset, mask=inside, other=0.0).to(tl.float32))
+                    y *= gelu_slope(tl.load(g_pointer + start + offset, mask=inside, other=0.0).to(tl.float32), EXACT)
                 if SLOPE == 2:
-                    y = tl.load(g_pointer + start + offset, mask=inside, other=0.0).to(tl.float32) * gelu_slope(y)
+                    y = tl.load(g_pointer + start + offset, mask=inside, other=0.0).to(tl.float32) * gelu_slope(
+                        y, EXACT
+                    )
                 tl.store(y_pointer + start + offset, y.to(y_pointer.dtype.element_ty), mask=inside)
             above, here = here, below
 

@@ -43,7 +43,7 @@ if HAS_TRITON:
         if BIAS:
             x += tl.load(c_pointer + channel, mask=held, other=0.0).to(tl.float32)
         if ACT == 1:
-            x = gelu(x)
+            x = gelu(x, x_pointer.dtype.element_ty == tl.float32)
         if ACT == 2:
             x = x / (1 + tl.exp(-x))
         gain, shift = _affine(w_pointer, b_pointer, m_pointer, v_pointer, channel, held, eps, NORM)

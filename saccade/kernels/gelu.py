@@ -1,4 +1,9 @@
-"""GELU and its slope, for the kernels that have one inside."""
+"""GELU and its slope, for the kernels that have one inside.
+
+The error function takes some 25 instructions, more than all nine taps of a depth-wise convolution. In half precision
+the tanh form does, as x times a sigmoid in 8 of them: at most 5e-4 from the exact one, where the type's own steps are
+2e-3 and more.
+"""
 
 from saccade.kernels.launch import HAS_TRITON
 
@@ -7,10 +12,24 @@ if HAS_TRITON:
     import triton.language as tl
 
     @triton.jit
-    def gelu(x):
-        return 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
+    def _open(x):
+        """How far the gate is open: the sigmoid whose product with x is the tanh form."""
+        return 1 / (1 + tl.exp(-1.5957691216 * x * (1 + 0.044715 * x * x)))
 
     @triton.jit
-    def gelu_slope(x):
-        density = tl.math.exp(-0.5 * x * x) * 0.3989422804014327
-        return 0.5 * (1 + tl.math.erf(x * 0.7071067811865476)) + x * density
+    def gelu(x, EXACT: tl.constexpr):
+        if EXACT:
+            y = 0.5 * x * (1 + tl.math.erf(x * 0.7071067811865476))
+        else:
+            y = x * _open(x)
+        return y
+
+    @triton.jit
+    def gelu_slope(x, EXACT: tl.constexpr):
+        if EXACT:
+            density = tl.math.exp(-0.5 * x * x) * 0.3989422804014327
+            slope = 0.5 * (1 + tl.math.erf(x * 0.7071067811865476)) + x * density
+        else:
+            gate = _open(x)
+            slope = gate + x * gate * (1 - gate) * (1.5957691216 + 0.2140644488 * x * x)
+        return slope

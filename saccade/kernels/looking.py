@@ -132,6 +132,7 @@ if HAS_TRITON:
         A chunk of points at a time is read, mixed over its channels, and added to what every point gets from it: so
         few registers are held that several tokens are under way at once on a multiprocessor.
         """
+        EXACT: tl.constexpr = y_pointer.dtype.element_ty == tl.float32
         token = tl.program_id(0)
         channel, p = tl.arange(0, C), tl.arange(0, P)
         held = p < points
@@ -147,11 +148,11 @@ if HAS_TRITON:
             q = chunk * CHUNK + tl.arange(0, CHUNK)
             first, right, below, here = _places(q_pointer, token, q, height, width, points)
             sampled = _read(x_pointer, first, right, below, height, width, channel, channels, here)
-            sampled = gelu(tl.dot(sampled.to(weights.dtype), weights, input_precision=PRECISION) + bias)
+            sampled = gelu(tl.dot(sampled.to(weights.dtype), weights, input_precision=PRECISION) + bias, EXACT)
             there = held[:, None] & here[None, :]
             across = tl.load(m_pointer + p[:, None] * points + q[None, :], mask=there, other=0.0)  # (P, CHUNK)
             mixed += tl.dot(across, sampled.to(across.dtype), input_precision=PRECISION)
-        mixed = gelu(mixed + tl.load(mb_pointer + p, mask=held, other=0.0).to(tl.float32)[:, None])
+        mixed = gelu(mixed + tl.load(mb_pointer + p, mask=held, other=0.0).to(tl.float32)[:, None], EXACT)
         y_pointer += token.to(tl.int64) * points * channels
         offset = p[:, None] * channels + channel[None, :]
         tl.store(y_pointer + offset, mixed.to(y_pointer.dtype.element_ty), mask=held[:, None] & known[None, :])

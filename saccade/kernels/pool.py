@@ -140,7 +140,7 @@ if HAS_TRITON:
         scale = torch.empty(shape, dtype=torch.float32, device=features.device) if learn and pixels else pooled
         kind, pointers = _pointers(norm, features)
         eps, multiplied = pixels or (0.0, 1.0)
-        tile = _tile(out_width, channels)
+        tile = _tile(out_width, channels, 1024 if learn else 2048)
         start(
             _pool_kernel, (batch * out_height, triton.cdiv(out_width, tile["COLUMNS"])), features, *pointers, pooled,
             where, scale, height, width, out_height, out_width, channels, 0.0 if norm is None else norm.eps, eps,
@@ -148,9 +148,9 @@ if HAS_TRITON:
         )  # fmt: skip
         return pooled, where, scale
 
-    def _tile(width: int, channels: int) -> dict[str, int]:
+    def _tile(width: int, channels: int, elements: int = 2048) -> dict[str, int]:
         wide = max(16, triton.next_power_of_2(channels))
-        return dict(COLUMNS=max(1, min(2048 // wide, triton.next_power_of_2(width))), CHANNELS=wide)
+        return dict(COLUMNS=max(1, min(elements // wide, triton.next_power_of_2(width))), CHANNELS=wide)
 
     class _Pool(torch.autograd.Function):
         @staticmethod
