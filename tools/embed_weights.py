@@ -186,7 +186,7 @@ def plan_of(recipe: dict[str, Any]) -> str:
     if teacher := recipe.get("distill", {}).get("teacher"):
         said.append(f"taught by {Path(teacher).name}")
     if start := recipe.get("model", {}).get("checkpoint"):
-        said.append(f"from {'/'.join(Path(start).parts[-2:])}")
+        said.append(f"from the weights of an earlier run ({Path(start).name})")
     return "".join(f"{part}, " for part in said)
 
 
