@@ -51,17 +51,17 @@ def test_a_distilled_run_stands_beside_the_first(tmp_path, monkeypatch):
     script = load()
     monkeypatch.setattr(script, "HERE", tmp_path)
     kept = []
-    for name, top1, teacher in (("first", 28.5, None), ("second", 46.84, "/tmp/keep/teacher.safetensors")):
-        checkpoint = "/tmp/keep/first.safetensors" if teacher else None
+    for name, top1, teacher in (("first", 28.5, None), ("second", 46.84, "/elsewhere/kept/teacher.safetensors")):
+        checkpoint = "/elsewhere/kept/first.safetensors" if teacher else None
         options = f" --set distill.teacher={teacher} --set model.checkpoint={checkpoint}" if teacher else ""
         result = {
             "model": "svit_nano", "data": "tiny", "classes": 200, "train_images": 40000, "val_images": 5000,
             "parameters": 2_586_744, "multiply_adds": 158_197_760, "image_size": 128, "epochs": 63, "minutes": 8.8,
             "final": {"top1": top1, "top5": 72.8, "calibration": 20.0}, "best": {"top1": top1, "step": 9},
             "train_images_per_s": 6972.4, "loader_images_per_s": None,
-            "command": f"saccade train r.yaml --data carry/tiny --out /tmp/runs/{name}{options}",
+            "command": f"saccade train r.yaml --data sets/tiny --out /elsewhere/runs/{name}{options}",
             "machine": {"device": "NVIDIA H200", "torch": "2.11.0", "date": "2026-01-01", "commit": "abc"},
-            "recipe": {"data": {"path": "carry/tiny", "val_path": None}, "model": {"checkpoint": checkpoint},
+            "recipe": {"data": {"path": "sets/tiny", "val_path": None}, "model": {"checkpoint": checkpoint},
                        "distill": {"teacher": teacher}},
         }  # fmt: skip
         (tmp_path / name).mkdir()
