@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torchvision.ops import FrozenBatchNorm2d
 
-from saccade.layers.batch_norm import ChannelAffine, LeanBatchNorm
+from saccade.layers.batch_norm import ChannelAffine
 from saccade.layers.linear import FixedLinear, FoldedLinearNorm, Linear, LinearNorm, ListNorm, scale_outputs
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, FrozenBatchNorm2d, ListNorm)  # and their subclasses
@@ -239,7 +239,7 @@ def _replace_linear_norms(model: nn.Module) -> int:
 @torch.no_grad()
 def _replace_remaining(model: nn.Module) -> None:
     """Norms of maps that no layer took: their multiplication and sum alone, precise in any type."""
-    axes = {nn.BatchNorm2d: 2, LeanBatchNorm: 2, nn.BatchNorm3d: 3}
+    axes = {nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) not in axes or (fixed := affine(child)) is None:

@@ -120,7 +120,7 @@ if HAS_TRITON:
         if SHORTCUT:
             y += tl.load(s_pointer + offset, mask=mask, other=0.0).to(tl.float32)
         if RELU:
-            y = tl.maximum(y, 0.0)
+            y = tl.where(y < 0, 0.0, y)  # unlike a maximum, lets NaN through
         tl.store(y_pointer + offset, y.to(y_pointer.dtype.element_ty), mask=mask)
 
     @triton.jit

@@ -77,7 +77,7 @@ if HAS_TRITON:
             s = tl.load(s_pointer + row * channels + channel, mask=mask, other=0.0).to(tl.float32)
             gain, shift = _affine(sw_pointer, sb_pointer, sm_pointer, sv_pointer, channel, held, s_eps, OTHER)
             x += s * gain + shift
-        x = tl.maximum(x, 0.0)
+        x = tl.where(x < 0, 0.0, x)  # unlike a maximum, lets NaN through
         tl.store(x_pointer + row * channels + channel, x.to(x_pointer.dtype.element_ty), mask=mask)
 
     def _pointers(norm: Norm | None, like: Tensor) -> tuple[int, list[Tensor]]:

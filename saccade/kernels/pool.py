@@ -67,12 +67,13 @@ if HAS_TRITON:
                 there = (down >= 0) & (down < height) & (right >= 0) & (right < width) & held
                 x = tl.load(x_pointer + (down * width + right) * channels + channel, mask=there, other=0.0)
                 x = tl.where(there, x.to(tl.float32) * gain + shift, float("-inf"))
+                larger = (x > best) | (x != x)  # NaN is the largest, as in the library
                 if LEARN:
-                    where = tl.where(x > best, 3 * i + j, where)
-                best = tl.maximum(best, x)
+                    where = tl.where(larger, 3 * i + j, where)
+                best = tl.where(larger, x, best)
         y = best
         if RELU:
-            y = tl.maximum(best, 0.0)
+            y = tl.where(best < 0, 0.0, best)
             where = tl.where(best > 0, where, 9)
         at = tl.program_id(0).to(tl.int64) * out_width + column
         there = held & (column < out_width)

@@ -11,21 +11,6 @@ from saccade.kernels import allowed, suits
 from saccade.kernels import batch_norm as kernels
 
 
-class LeanBatchNorm(nn.BatchNorm2d):
-    """The library's BatchNorm2d, by the fused kernel where it learns on a GPU."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input (B, C, H, W) -> (B, C, H, W)."""
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-            if learns_fused(self, input):
-                return fused_norm(self, input)
-        if self.training and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-        momentum = 0.0 if self.momentum is None else self.momentum
-        mean, variance = self.running_mean, self.running_var
-        return F.batch_norm(input, mean, variance, self.weight, self.bias, self.training, momentum, self.eps)
-
-
 class ChannelAffine(nn.Module):
     """gain · x + shift for every channel of a map (B, C, …) or of vectors (B, C)."""
 
@@ -63,7 +48,7 @@ def learns_fused(norm: nn.Module, features: Tensor, shortcut: Tensor | None = No
 
 def plain(norm: nn.Module) -> bool:
     """Whether a norm is the library's in all its parts, and nobody listens to it."""
-    if not isinstance(norm, _BatchNorm) or type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d, LeanBatchNorm):
+    if not isinstance(norm, _BatchNorm) or type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d):
         return False
     return norm.affine and norm.track_running_stats and norm.momentum is not None and not heard((norm,))
 
@@ -85,8 +70,7 @@ def fused_norm(
     """A GELU, the norm, what is added to it, and ReLU in one; (B, C, H, W) or (N, C)."""
     norm.num_batches_tracked.add_(1)
     running = (norm.running_mean, norm.running_var)
-    rows = (None if value is None else as_rows(value) for value in (features, shortcut))
-    x, other = rows
+    x, other = as_rows(features), None if shortcut is None else as_rows(shortcut)
     y = kernels.batch_norm(x, norm.weight, norm.bias, running, norm.momentum, norm.eps, relu, other, gelu)
     return as_map(y, features.shape)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from saccade.kernels import batch_norm as kernels
 from saccade.kernels import learns, suits
-from saccade.layers.batch_norm import LeanBatchNorm, as_map, as_rows, heard, learns_fused
+from saccade.layers.batch_norm import as_map, as_rows, heard, learns_fused
 from saccade.layers.norm import ChannelNorm
 
 
@@ -26,7 +26,7 @@ def normed_into(norm: nn.Module, part: Callable, features: Tensor, *rest: Any) -
 
 def norm_again(norm: nn.Module, features: Tensor) -> tuple[Tensor, Callable[[], Tensor] | None]:
     """norm(features), and a function that computes it once more where that is cheap."""
-    if type(norm) is LeanBatchNorm and learns_fused(norm, features):
+    if type(norm) is nn.BatchNorm2d and learns_fused(norm, features):
         return batch_norm_again(norm, features)
     if not isinstance(features, Tensor) or torch.compiler.is_compiling():
         return norm(features), None

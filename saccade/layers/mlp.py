@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from saccade.kernels import onednn
 from saccade.kernels.depthwise import depthwise
+from saccade.layers.batch_norm import heard
 from saccade.layers.depthwise import DepthwiseConv
 from saccade.layers.linear import Linear, fits_gelu, linear_gelu
 from saccade.layers.norm import TokenNorm
@@ -74,8 +75,7 @@ class ConvMlp(nn.Module):
         """Whether the three layers are what this class made, and nobody listens to them."""
         parts = (self.fc1, self.conv, self.fc2)
         untouched = [type(part) for part in parts] == [Linear, DepthwiseConv, Linear]
-        heard = any(part._forward_hooks or part._forward_pre_hooks for part in parts)
-        return untouched and not heard and not self.training and isinstance(self.norm, nn.Identity)
+        return untouched and not heard(parts) and not self.training and isinstance(self.norm, nn.Identity)
 
     @torch.jit.ignore
     def gelu_fits(self, features: Tensor) -> bool:

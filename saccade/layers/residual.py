@@ -10,9 +10,9 @@ from saccade.kernels import epilogue as epilogues
 from saccade.kernels import norm_relu as kernels
 from saccade.kernels import pool as pooling
 from saccade.kernels.pool import PixelNorm
-from saccade.layers.batch_norm import ChannelAffine, LeanBatchNorm, heard, plain
+from saccade.layers.batch_norm import ChannelAffine, heard, plain
 
-NORMS = (nn.BatchNorm2d, LeanBatchNorm, ChannelAffine, nn.Identity)  # the last two are what a folded norm leaves
+NORMS = (nn.BatchNorm2d, ChannelAffine, nn.Identity)  # the last two are what a folded norm leaves
 
 
 def fits_inference(

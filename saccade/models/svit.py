@@ -27,7 +27,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from saccade.layers.attention import SelfAttention, attend
-from saccade.layers.batch_norm import LeanBatchNorm, fused_norm, learns_fused
+from saccade.layers.batch_norm import fused_norm, learns_fused
 from saccade.layers.depthwise import DepthwiseConv
 from saccade.layers.forget import normed_into
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
@@ -48,7 +48,7 @@ class ConvGeluNorm(nn.Module):
     def __init__(self, in_dim: int, dim: int, stride: int):
         super().__init__()
         self.conv = nn.Conv2d(in_dim, dim, 3, stride=stride, padding=1)
-        self.norm = LeanBatchNorm(dim)
+        self.norm = nn.BatchNorm2d(dim)
 
     def forward(self, features: Tensor) -> Tensor:
         if not torch.jit.is_scripting():
@@ -67,14 +67,18 @@ class ConvNorm(nn.Module):
     def __init__(self, in_dim: int, dim: int, kernel: int, stride: int, padding: int, act: bool = False):
         super().__init__()
         self.conv = nn.Conv2d(in_dim, dim, kernel, stride=stride, padding=padding)
-        self.norm = LeanBatchNorm(dim)
+        self.norm = nn.BatchNorm2d(dim)
         self.act = act
 
     def forward(self, features: Tensor) -> Tensor:
         if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
             if fits_inference(features, (self.conv,), (self.norm,)) and isinstance(self.norm, nn.Identity):
                 return conv_act_norm(self.conv, features, "silu" if self.act else "")
-        features = self.norm(self.conv(features))
+        features = self.conv(features)
+        if torch.jit.is_scripting():
+            features = self.norm(features)
+        else:
+            features = fused_norm(self.norm, features) if learns_fused(self.norm, features) else self.norm(features)
         return F.silu(features) if self.act else features
 
 
@@ -139,7 +143,7 @@ class SViTBlock(nn.Module):
         self.attn = attn
         self.scale1 = LayerScale2d(dim, layer_scale) if layer_scale else nn.Identity()
         self.drop_path1 = DropPath(drop_path)
-        self.norm2 = LeanBatchNorm(dim)
+        self.norm2 = nn.BatchNorm2d(dim)
         self.mlp = mlp
         self.scale2 = LayerScale2d(dim, layer_scale) if layer_scale else nn.Identity()
         self.drop_path2 = DropPath(drop_path)

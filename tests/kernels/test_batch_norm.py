@@ -69,6 +69,19 @@ def test_again_is_the_same():
     torch.testing.assert_close(again(), y, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_a_value_that_is_not_finite_shows(shortcut):
+    from saccade.kernels.batch_norm import batch_norm
+
+    x = torch.randn(20, 3, device=DEVICE)
+    x[4, 1] = float("nan")
+    other = torch.zeros_like(x) if shortcut else None
+    one = torch.ones(3, device=DEVICE)
+    y = batch_norm(x, one, one, (one.clone(), one.clone()), 0.1, 1e-5, True, other)
+    assert y[:, 1].isnan().all()
+    assert y[:, [0, 2]].isfinite().all()
+
+
 def test_many_rows_are_walked_over(monkeypatch):
     from saccade.kernels import batch_norm
 

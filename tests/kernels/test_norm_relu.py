@@ -42,6 +42,13 @@ def test_equals_its_twin(shape, dtype, tolerance, norm, shortcut):
     assert (ours.double() - exact.double()).norm() < tolerance * exact.double().norm()
 
 
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
+def test_a_value_that_is_not_finite_shows():
+    features = values(1, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    features[0, 2, 1, 1] = float("nan")
+    assert norm_relu.norm_relu(features, norm_relu.Norm(values(4))).isnan().nonzero().tolist() == [[0, 2, 1, 1]]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(("lean", "plain"), [(LeanBasicBlock, BasicBlock), (LeanBottleneck, Bottleneck)])

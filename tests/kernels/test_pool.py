@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import saccade
 from saccade.kernels import HAS_TRITON
@@ -55,6 +56,17 @@ def test_learns_what_its_twin_learns(shape, biased, relu, pixels):
     assert found[0].is_contiguous(memory_format=torch.channels_last)
     for a, b in zip((ours.detach(), *found), (theirs.detach(), *expected), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4 * float(b.abs().max()) + 1e-6)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
+@pytest.mark.parametrize(
+    "run", [lambda x: pool(x), lambda x: pool(x, None, True), lambda x: pool_relu(x, Norm(x[0, :, 0, 0]))]
+)
+def test_a_value_that_is_not_finite_shows(run):
+    features = torch.zeros(1, 3, 6, 6, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    features[0, 1, 2, 2] = float("nan")
+    found = run(features)
+    assert found.isnan().nonzero().tolist() == F.max_pool2d(features, 3, 2, 1).isnan().nonzero().tolist() != []
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
