@@ -37,6 +37,7 @@ if HAS_TRITON:
     import triton.language as tl
 
     from saccade.kernels.gelu import gelu, gelu_slope
+    from saccade.kernels.rows import cut, place
 
     @triton.jit
     def _read(pointer, mask, GELU: tl.constexpr):
@@ -109,12 +110,8 @@ if HAS_TRITON:
         x_pointer, w_pointer, b_pointer, m_pointer, r_pointer, s_pointer, y_pointer, rows, channels,
         RELU: tl.constexpr, SHORTCUT: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
-        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-        channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-        held = channel < channels
-        mask = (row < rows) & held
+        channel, held, offset, mask = place(rows, channels, ROWS, CHANNELS)
         mean, scale, weight, bias = _coefficients(w_pointer, b_pointer, m_pointer, r_pointer, channel, held)
-        offset = row * channels + channel
         x = _read(x_pointer + offset, mask, GELU)
         y = (x - mean) * scale * weight + bias
         if SHORTCUT:
@@ -165,14 +162,10 @@ if HAS_TRITON:
         RELU: tl.constexpr, SHORTCUT: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         """Gradients of the map, in d, and of the shortcut, in s; t (2, C) are the two sums."""
-        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-        channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-        held = channel < channels
-        mask = (row < rows) & held
+        channel, held, offset, mask = place(rows, channels, ROWS, CHANNELS)
         mean, scale, weight, bias = _coefficients(w_pointer, b_pointer, m_pointer, r_pointer, channel, held)
         along = tl.load(t_pointer + channel, mask=held, other=0.0) / rows
         level = tl.load(t_pointer + channels + channel, mask=held, other=0.0) / rows
-        offset = row * channels + channel
         g = tl.load(g_pointer + offset, mask=mask, other=0.0).to(tl.float32)
         normed = (_read(x_pointer + offset, mask, GELU) - mean) * scale
         g = _let_through(g, normed, weight, bias, y_pointer, offset, mask, RELU, SHORTCUT)
@@ -184,15 +177,9 @@ if HAS_TRITON:
             d *= gelu_slope(x, x_pointer.dtype.element_ty == tl.float32)
         tl.store(d_pointer + offset, d.to(d_pointer.dtype.element_ty), mask=mask)
 
-    def _tile(rows: int, channels: int, elements: int) -> tuple[tuple[int, int], dict[str, int]]:
-        """Blocks over the map, and the tile of each."""
-        width = min(128, triton.next_power_of_2(channels))
-        tile = dict(ROWS=max(1, min(elements // width, triton.next_power_of_2(rows))), CHANNELS=width)
-        return (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(channels, width)), tile
-
     def _walking(rows: int, channels: int) -> tuple[tuple[int, int], int, dict[str, int]]:
-        """The same for a pass that adds up: few programs, and the rows each steps over."""
-        (blocks, across), tile = _tile(rows, channels, 4096)
+        """`cut` for a pass that adds up: few programs, and the rows each steps over."""
+        (blocks, across), tile = cut(rows, channels)
         programs = max(1, min(blocks, PROGRAMS // across))
         return (programs, across), programs * tile["ROWS"], tile | {"num_warps": 8}
 
@@ -201,7 +188,7 @@ if HAS_TRITON:
     ):
         rows, channels = x.shape
         y, other = torch.empty_like(x), x if shortcut is None else shortcut
-        grid, tile = _tile(rows, channels, 4096)
+        grid, tile = cut(rows, channels)
         start(_apply_kernel, grid, x, weight, bias, mean, scale, other, y, rows, channels, **switches, **tile)
         return y
 
@@ -240,7 +227,7 @@ if HAS_TRITON:
             passed = ctx.switches["SHORTCUT"] and ctx.switches["RELU"]
             g_shortcut = torch.empty_like(g) if passed else g_x
             switches = ctx.switches | dict(SHORTCUT=passed)
-            grid, tile = _tile(rows, channels, 4096)
+            grid, tile = cut(rows, channels)
             start(_gradient_kernel, grid, *known, sums, g_x, g_shortcut, rows, channels, **switches, **tile)
             if ctx.switches["SHORTCUT"] and not passed:
                 g_shortcut = g

@@ -28,18 +28,15 @@ if HAS_TRITON:
 
     from saccade.kernels.gelu import gelu
     from saccade.kernels.norm_relu import _affine, _pointers
+    from saccade.kernels.rows import cut, place
 
     @triton.jit
     def _epilogue_kernel(
         x_pointer, c_pointer, w_pointer, b_pointer, m_pointer, v_pointer, rows, channels, eps,
         BIAS: tl.constexpr, ACT: tl.constexpr, NORM: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
-        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-        channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-        held = channel < channels
-        mask = (row < rows) & held
-        place = x_pointer + row * channels + channel
-        x = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+        channel, held, offset, mask = place(rows, channels, ROWS, CHANNELS)
+        x = tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32)
         if BIAS:
             x += tl.load(c_pointer + channel, mask=held, other=0.0).to(tl.float32)
         if ACT == 1:
@@ -47,17 +44,15 @@ if HAS_TRITON:
         if ACT == 2:
             x = x / (1 + tl.exp(-x))
         gain, shift = _affine(w_pointer, b_pointer, m_pointer, v_pointer, channel, held, eps, NORM)
-        tl.store(place, (x * gain + shift).to(x_pointer.dtype.element_ty), mask=mask)
+        tl.store(x_pointer + offset, (x * gain + shift).to(x_pointer.dtype.element_ty), mask=mask)
 
 
 def epilogue(features: Tensor, bias: Tensor | None, act: str = "", norm: Norm | None = None) -> Tensor:
     """norm(act(features + bias)), written over `features`; (B, C, H, W), channels-last in memory."""
     channels = features.shape[1]
     rows = features.numel() // channels
-    width = min(128, triton.next_power_of_2(channels))
-    tile = dict(ROWS=max(1, 4096 // width), CHANNELS=width)
+    grid, tile = cut(rows, channels)
     kind, pointers = _pointers(norm, features)
-    grid = (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(channels, width))
     start(
         _epilogue_kernel, grid, features, features if bias is None else bias, *pointers, rows, channels,
         0.0 if norm is None else norm.eps, BIAS=bias is not None, ACT=ACTS[act], NORM=kind, **tile,

@@ -44,6 +44,8 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
+    from saccade.kernels.rows import cut, place
+
     @triton.jit
     def _affine(w_pointer, b_pointer, m_pointer, v_pointer, channel, held, eps, NORM: tl.constexpr):
         """Gain and shift of every channel: of a bias (1), a whole norm (2), themselves (3), of nothing (0)."""
@@ -66,19 +68,16 @@ if HAS_TRITON:
         NORM: tl.constexpr, SHORTCUT: tl.constexpr, OTHER: tl.constexpr,
         ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
-        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-        channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-        held = channel < channels
-        mask = (row < rows) & held
-        x = tl.load(x_pointer + row * channels + channel, mask=mask, other=0.0).to(tl.float32)
+        channel, held, offset, mask = place(rows, channels, ROWS, CHANNELS)
+        x = tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32)
         gain, shift = _affine(w_pointer, b_pointer, m_pointer, v_pointer, channel, held, eps, NORM)
         x = x * gain + shift
         if SHORTCUT:
-            s = tl.load(s_pointer + row * channels + channel, mask=mask, other=0.0).to(tl.float32)
+            s = tl.load(s_pointer + offset, mask=mask, other=0.0).to(tl.float32)
             gain, shift = _affine(sw_pointer, sb_pointer, sm_pointer, sv_pointer, channel, held, s_eps, OTHER)
             x += s * gain + shift
         x = tl.where(x < 0, 0.0, x)  # unlike a maximum, lets NaN through
-        tl.store(x_pointer + row * channels + channel, x.to(x_pointer.dtype.element_ty), mask=mask)
+        tl.store(x_pointer + offset, x.to(x_pointer.dtype.element_ty), mask=mask)
 
     def _pointers(norm: Norm | None, like: Tensor) -> tuple[int, list[Tensor]]:
         if norm is None:
@@ -93,11 +92,9 @@ def norm_relu(features: Tensor, norm: Norm, shortcut: Tensor | None = None, othe
     """relu(norm(features) + other(shortcut)), written over `features`; (B, C, H, W), channels-last in memory."""
     channels = features.shape[1]
     rows = features.numel() // channels
-    width = min(256, triton.next_power_of_2(channels))
-    tile = dict(ROWS=max(1, 4096 // width), CHANNELS=width)
+    grid, tile = cut(rows, channels)
     kind, pointers = _pointers(norm, features)
     other_kind, other_pointers = _pointers(other, features)
-    grid = (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(channels, width))
     start(
         _kernel, grid, features, *pointers, features if shortcut is None else shortcut, *other_pointers, rows, channels,
         norm.eps,
