@@ -119,15 +119,16 @@ def _thing(dice: np.random.Generator, shape: int, radius: float, light: float) -
 
 def render(things: list[Thing], backdrop: Backdrop, size: int, moment: float = 0.5) -> Frame:
     """Draw from the backdrop forward: small objects first, the large one in front of them."""
-    axis = (np.arange(size) + 0.5) / size - SIDE
-    x, y = np.meshgrid(axis.astype(np.float32), axis.astype(np.float32))
-    canvas = _behind(backdrop, x, y)  # (H, W, 3)
+    axis = ((np.arange(size) + 0.5) / size - SIDE).astype(np.float32)
+    x, y = np.meshgrid(axis, axis)
+    canvas = _behind(backdrop, axis)  # (H, W, 3)
     instances = np.zeros((size, size), np.uint8)
     whole = np.zeros(len(things), np.float32)  # pixels of each object, hidden or not
     for number, thing in reversed(list(enumerate(_moved(thing, moment) for thing in things))):
-        cover, paint = _paint(thing, x, y, 1 / size)
-        canvas += cover[..., None] * (paint - canvas)
-        instances[cover > 0.5] = number + 1
+        here = _around(thing, size)
+        cover, paint = _paint(thing, x[here], y[here], 1 / size)
+        canvas[here] += cover[..., None] * (paint - canvas[here])
+        instances[here][cover > 0.5] = number + 1
         whole[number] = (cover > 0.5).sum()
     visible = [number for number in range(len(things)) if (instances == number + 1).sum() >= 4]
     renumber = np.zeros(len(things) + 1, np.uint8)  # what peeps out with less than four pixels is left out
@@ -155,28 +156,36 @@ def _moved(thing: Thing, moment: float) -> Thing:
     return thing
 
 
-def _behind(backdrop: Backdrop, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The backdrop, (H, W, 3)."""
-    canvas = np.empty((*x.shape, 3), np.float32)
-    for colour in range(3):
-        canvas[..., colour] = backdrop.base[colour]
-        for along, across, phase, height in backdrop.waves[colour].astype(np.float32):
-            canvas[..., colour] += 0.06 * height * np.sin(14 * (along * x + across * y) + 6 * phase)
-    return canvas
+def _around(thing: Thing, size: int) -> tuple[slice, slice]:
+    """Rows and columns that hold the whole object: no shape reaches beyond 1.3 radii, and edges are a pixel soft."""
+    reach = 1.3 * thing.radius * size + 1
+    middle = (thing.centre + SIDE) * size
+    first, last = np.clip([np.floor(middle - reach), np.ceil(middle + reach)], 0, size).astype(int)
+    return slice(first[1], last[1]), slice(first[0], last[0])
+
+
+def _behind(backdrop: Backdrop, axis: np.ndarray) -> np.ndarray:
+    """The backdrop, (H, W, 3). The sine of a sum is two products, so sines are taken along the axes alone."""
+    along, across, phase, height = np.moveaxis(backdrop.waves, 2, 0)[..., None].astype(np.float32)  # (3, 4, 1) each
+    columns, rows = 14 * along * axis + 6 * phase, 14 * across * axis  # (3, 4, size)
+    waves = [(height * np.cos(rows), np.sin(columns)), (height * np.sin(rows), np.cos(columns))]
+    canvas = sum(down.swapaxes(1, 2) @ right for down, right in waves)  # (3, H, W)
+    return np.ascontiguousarray((0.06 * canvas + backdrop.base[:, None, None].astype(np.float32)).transpose(1, 2, 0))
 
 
 def _paint(thing: Thing, x: np.ndarray, y: np.ndarray, pixel: float) -> tuple[np.ndarray, np.ndarray]:
     """Coverage (H, W) with soft edges, and colour (H, W, 3) of one object."""
-    cos, sin = np.cos(thing.turn), np.sin(thing.turn)
-    u, v = (x - thing.centre[0]) / thing.radius, (y - thing.centre[1]) / thing.radius
+    cos, sin = float(np.cos(thing.turn)), float(np.sin(thing.turn))  # Python's own keep arrays in single precision
+    (left, top), radius = thing.centre.tolist(), float(thing.radius)
+    u, v = (x - left) / radius, (y - top) / radius
     u, v = cos * u + sin * v, cos * v - sin * u
     inside = INSIDE[SHAPES[thing.shape]](u, v)
-    cover = np.clip(inside * thing.radius / pixel + 0.5, 0, 1).astype(np.float32)
-    along = np.cos(thing.slant) * u + np.sin(thing.slant) * v
+    cover = np.clip(inside * (radius / pixel) + 0.5, 0, 1)
+    along = float(np.cos(thing.slant)) * u + float(np.sin(thing.slant)) * v
     mix = (np.sin(2 * np.pi * thing.stripes * along) > 0) if thing.stripes else np.zeros_like(along)
     inks = thing.inks.astype(np.float32)
     paint = inks[0] + mix[..., None].astype(np.float32) * (inks[1] - inks[0])
-    return cover, paint * (0.85 + 0.15 * along[..., None]).astype(np.float32)
+    return cover, paint * (0.85 + 0.15 * along[..., None])
 
 
 def _polygon(u: np.ndarray, v: np.ndarray, sides: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from timm.models import (
     register_notrace_function,
     register_notrace_module,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from saccade.layers.depthwise import DepthwiseConv
 from saccade.layers.grid import channels_last, check_images
@@ -69,12 +69,22 @@ def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model
     if clip:  # timm's builder knows images only: it is shown one frame, and told the truth afterwards
         overlay = {"input_size": (clip[0], *clip[2:])} | (kwargs.get("pretrained_cfg_overlay") or {})
         kwargs["pretrained_cfg_overlay"] = overlay
+    kwargs.setdefault("pretrained_filter_fn", _fitted)
     model = build_model_with_cfg(
         cls, name, pretrained, feature_cfg={"out_indices": out_indices, "feature_cls": "getter"}, **kwargs
     )
     if clip:
         model.pretrained_cfg["input_size"] = clip
     return model
+
+
+def _fitted(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Pretrained weights for a model with other options: what has another shape by design keeps its new values."""
+    if not hasattr(model, "adapt_checkpoint"):
+        return state_dict
+    kept, new, *_ = model.adapt_checkpoint(state_dict)
+    ours = model.state_dict()
+    return kept | {key: ours[key] for key in new if key in ours}
 
 
 def embedded_tag(name: str) -> str | None:

@@ -205,6 +205,20 @@ def test_shipped_classifiers_know_the_photographs(name, photo, words, first):
     assert any(word in answer for word in words for answer in answers), answers
 
 
+def test_shipped_weights_of_a_classifier_start_one_with_more_tokens():
+    """SF-53, SF-67: tokens are new, all else is the classifier's."""
+    with weights_in(SHIPPED):
+        classifier = timm.create_model("sparseformer_nano", pretrained=True).state_dict()
+        more = timm.create_model("sparseformer_nano", pretrained=True, num_tokens=49)
+        detector = saccade.create_detector("sparseformer_nano", "sparse", 5, True, num_tokens=49, detect_tokens=9)
+    for model in (more, detector.backbone):
+        state = model.state_dict()
+        assert state["embeddings"].shape == (49, 128)
+        kept = [key for key in state if key in classifier and key not in ("embeddings", "regions")]
+        assert len(kept) == len(state.keys() & classifier.keys()) - 2
+        assert all(torch.equal(state[key], classifier[key]) for key in kept)
+
+
 def test_the_documentation_has_the_figures_of_the_cards():
     page = (SHIPPED.parents[1] / "docs" / "weights.md").read_text()
     with weights_in(SHIPPED):
