@@ -5,6 +5,8 @@ python docs/make_results.py --add runs/* --note "all at once"  # and say beside 
 python docs/make_results.py                                  # write docs/results.md
 python docs/make_results.py --check                          # fail if it is out of date
 
+python docs/make_results.py --add runs/r18 --variant "60 epochs"  # kept beside the usual run of that model
+
 A run with a teacher is kept beside the run of the same model without one.
 """
 
@@ -33,7 +35,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def add(run: Path, note: str = "") -> Path:
+def add(run: Path, note: str = "", variant: str = "") -> Path:
     """Copy a run's result, without the paths of the machine it ran on."""
     source = run / "result.json" if run.is_dir() else run
     result = json.loads(source.read_text())
@@ -47,11 +49,14 @@ def add(run: Path, note: str = "") -> Path:
     result["data"] = Path(path).name
     result["unreadable_pictures"] = []
     result["note"] = note
+    if variant:
+        result["variant"] = variant
     if run.is_dir() and (run / "evaluation.json").is_file():  # saccade eval --split test --out RUN
         result["test"] = json.loads((run / "evaluation.json").read_text())
         for key in ("checkpoint", "data", "machine"):
             result["test"].pop(key, None)
-    target = HERE / "results" / f"{result['data']}_{result['model']}{'_distilled' if taught(result) else ''}.json"
+    kind = ("_distilled" if taught(result) else "") + ("_" + variant.replace(" ", "_") if variant else "")
+    target = HERE / "results" / f"{result['data']}_{result['model']}{kind}.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(result, indent=2) + "\n")
     return target
@@ -84,7 +89,8 @@ def taught(result: dict) -> bool:
 
 
 def name_of(result: dict) -> str:
-    return f"`{result['model']}`" + (", distilled" if taught(result) else "")
+    variant = f", {result['variant']}" if result.get("variant") else ""
+    return f"`{result['model']}`" + (", distilled" if taught(result) else "") + variant
 
 
 def task_of(result: dict) -> str:
@@ -168,10 +174,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", nargs="+", type=Path, metavar="RUN", help="folders of finished runs")
     parser.add_argument("--note", default="", help="what is to be known beside the figures of the runs added")
+    parser.add_argument("--variant", default="", help="how the runs added differ from the usual one of their model")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     for run in args.add or ():
-        print(f"took {add(run, args.note)}")
+        print(f"took {add(run, args.note, args.variant)}")
     target, text = HERE / "results.md", page()
     if args.check:
         if not target.is_file() or target.read_text() != text:
