@@ -75,8 +75,8 @@ def page() -> str:
         parts.append(f"{classes}, {counts}.\n")
         parts.append(table(task, chosen))
         parts += [footnote(result) for result in chosen]
-        if (HERE / "pictures" / f"{data}.jpg").is_file():  # docs/make_segments.py
-            parts.append(f"\n![{data}: pictures, truth, and what the models say](pictures/{data}.jpg)")
+        for picture in sorted((HERE / "pictures").glob(f"{data}.*")):  # docs/make_scenes.py, docs/make_objects.py
+            parts.append(f"\n![{data}: pictures, and what the models say](pictures/{picture.name})")
         parts.append("")
     if not results:
         parts.append("No results yet.")

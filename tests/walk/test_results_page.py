@@ -69,8 +69,10 @@ def test_a_distilled_run_stands_beside_the_first(tmp_path, monkeypatch):
         kept.append(script.add(tmp_path / name, "two runs at once"))
     assert [path.name for path in kept] == ["tiny_svit_nano.json", "tiny_svit_nano_distilled.json"]
     assert all("/tmp" not in path.read_text() and "carry" not in path.read_text() for path in kept)
+    assert script.add(tmp_path / "first", variant="9 epochs").name == "tiny_svit_nano_9_epochs.json"
     page = script.page()
     assert "| `svit_nano` | 2.59 | 158 | 128 | **28.50** |" in page
+    assert "| `svit_nano`, 9 epochs | 2.59 | 158 | 128 | **28.50** |" in page
     assert "| `svit_nano`, distilled | 2.59 | 158 | 128 | **46.84** |" in page
     assert "(two runs at once): `saccade train r.yaml --data tiny --out runs/first`" in page
     assert (
