@@ -23,7 +23,7 @@ SETS = {
     "default": COMPILED,
     "depthwise": ("layer_norm", "depthwise_post", "depthwise"),
     "super_tokens": ("layer_norm", "super_tokens"),
-    "all": (*COMPILED, "short_attention"),
+    "looking": ("layer_norm", "short_attention", "sample"),
 }
 
 

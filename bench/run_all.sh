@@ -9,10 +9,12 @@ mkdir -p "$out"
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$PWD/.inductor}"
 # What needs no quiet card: the tests, compiled training update by update, and filling the compiler's caches.
 timeout 170 python3 -m pytest tests/kernels tests/layers tests/deploy -q --maxfail 12 -k "not compiles" >"$out/kernels.txt" 2>&1 &
-timeout 170 python3 bench/check_compiled_training.py svit_nano --updates 200 --kernels all >"$out/compiled_training.txt" 2>&1 &
+for model in svit_nano sparseformer_nano; do
+  timeout 170 python3 bench/check_compiled_training.py $model --updates 200 --kernels default >"$out/compiled_$model.txt" 2>&1 &
+done
 timeout 170 python3 bench/gpu_table.py --warm 2>&1 | tail -20 >"$out/warm.txt" &
 wait
-tail -n 12 "$out/kernels.txt" "$out/compiled_training.txt" "$out/warm.txt"
+tail -n 12 "$out/kernels.txt" "$out"/compiled_*.txt "$out/warm.txt"
 # What does.
 timeout 300 python3 bench/gpu_table.py --out "$out" --minutes 4.6 2>&1 | tee "$out/table.txt"
 timeout 40 python3 bench/short_attention.py 2>&1 | tee "$out/short_attention.txt"

@@ -1,8 +1,7 @@
 """Fused versions of hot steps, each beside a plain PyTorch twin of the same signature.
 
 In eager runs they are plain autograd functions. They are operators of torch.library too, over the same body, which
-compilers trace; those of them that compiled training has been checked with are taken there by themselves (`COMPILED`),
-the others inside `trusted(...)`.
+compilers trace, and take by themselves (`COMPILED`); `trusted(...)` as a context lets them take fewer.
 
 A kernel is taken on a CUDA device when Triton is there and the tensors suit it; everywhere else its twin runs.
 `saccade.kernels.enabled(False)` as a context keeps to the twins, which is how they are compared.
@@ -17,7 +16,7 @@ from torch import Tensor
 from saccade.kernels.launch import HAS_TRITON
 
 # Forms that compiled training has been checked with: bench/check_compiled_training.py.
-COMPILED = ("layer_norm", "depthwise_post", "depthwise", "super_tokens")
+COMPILED = ("layer_norm", "depthwise_post", "depthwise", "super_tokens", "short_attention", "sample", "mix")
 _switch = {"on": True, "compiled": COMPILED}
 
 
@@ -34,7 +33,7 @@ def enabled(on: bool) -> Iterator[None]:
 
 @contextmanager
 def trusted(*names: str) -> Iterator[None]:
-    """Let compilers take these kernels and no others: any of `COMPILED`, "short_attention"."""
+    """Let compilers take these kernels and no others, any of `COMPILED`."""
     before = _switch["compiled"]
     _switch["compiled"] = names
     try:
@@ -44,8 +43,12 @@ def trusted(*names: str) -> Iterator[None]:
 
 
 def allowed(name: str) -> bool:
-    """Whether this kernel may be taken here: always in eager runs, under a compiler once it is trusted there."""
-    return not torch.compiler.is_compiling() or name in _switch["compiled"]
+    """Whether this kernel may be taken here: in eager runs always, under a compiler where it is trusted, in a program to
+    be exported, which other machines are to run, never.
+    """
+    if not torch.compiler.is_compiling():
+        return True
+    return name in _switch["compiled"] and not torch.compiler.is_exporting()
 
 
 def suits(*tensors: Tensor) -> bool:

@@ -5,7 +5,7 @@ sample    the map read at the points, with the gradients of map and points
 mix       the map read at the points and mixed at once, for inference: what was read never leaves the chip
 
 Their twins are `adjust` and `spread_points`, `sample`, and `sample_and_mix`, of saccade.layers and saccade.tokens. On
-images only; under a compiler the twins are taken, which it fuses by itself.
+images only. Compilers take the last two as operators they do not look into; `place` they make from its twin.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ MIXED, WARPS = 16, 4  # points of a token that `mix` works on at once, and with 
 if HAS_TRITON:
     import triton
     import triton.language as tl
+    from torch.library import custom_op
 
     from saccade.kernels.gelu import gelu
 
@@ -191,24 +192,75 @@ if HAS_TRITON:
         blocks = dict(P=min(most, _block(count)), C=_block(channels))
         return (batch * tokens, triton.cdiv(count, blocks["P"])), (height, width, channels, count, tokens), blocks
 
+    def _sample(x: Tensor, points: Tensor) -> Tensor:
+        x, points = x.contiguous(), points.contiguous()
+        grid, numbers, blocks = _sizes(x, points, 16)
+        y = x.new_empty(*points.shape[:3], x.shape[3])
+        start(_sample_kernel, grid, x, points, y, *numbers, **blocks)
+        return y
+
+    def _sample_gradients(g: Tensor, x: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        x, points = x.contiguous(), points.contiguous()
+        grid, numbers, blocks = _sizes(x, points, 16)
+        to_x = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        to_points = torch.empty_like(points)
+        start(_sample_backward_kernel, grid, g.contiguous(), x, points, to_x, to_points, *numbers, **blocks)
+        return to_x.to(x.dtype), to_points
+
     class _Sample(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x: Tensor, points: Tensor) -> Tensor:
-            x, points = x.contiguous(), points.contiguous()
-            grid, numbers, blocks = _sizes(x, points, 16)
-            y = x.new_empty(*points.shape[:3], x.shape[3])
-            start(_sample_kernel, grid, x, points, y, *numbers, **blocks)
             ctx.save_for_backward(x, points)
-            return y
+            return _sample(x, points)
 
         @staticmethod
         def backward(ctx, g: Tensor) -> tuple[Tensor, Tensor]:
-            x, points = ctx.saved_tensors
-            grid, numbers, blocks = _sizes(x, points, 16)
-            to_x = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-            to_points = torch.empty_like(points)
-            start(_sample_backward_kernel, grid, g.contiguous(), x, points, to_x, to_points, *numbers, **blocks)
-            return to_x.to(x.dtype), to_points
+            return _sample_gradients(g, *ctx.saved_tensors)
+
+    def _mix(
+        x: Tensor, points: Tensor, channel_weights: Tensor, point_weights: Tensor, channel_bias: Tensor,
+        point_bias: Tensor,
+    ) -> Tensor:  # fmt: skip
+        if not mixes(channel_weights, point_weights):  # a compiler may hand them on in another order
+            channel_weights, point_weights = channel_weights.contiguous(), point_weights.contiguous()
+        grid, numbers, blocks = _sizes(x, points, 64)
+        y = channel_weights.new_empty(*points.shape[:3], x.shape[3])
+        precision = "ieee" if channel_weights.dtype == torch.float32 else "tf32"
+        chunk = min(MIXED, blocks["P"])
+        blocks |= dict(CHUNK=chunk, CHUNKS=triton.cdiv(points.shape[2], chunk))
+        start(
+            _mix_kernel, grid, x.contiguous(), points.contiguous(), channel_weights, point_weights, channel_bias,
+            point_bias, y, *numbers,
+            channel_weights.stride(1), point_weights.stride(1), PRECISION=precision, num_warps=WARPS, **blocks,
+        )  # fmt: skip
+        return y
+
+    _sample_op = custom_op("saccade::sample", _sample, mutates_args=())
+    _sample_gradients_op = custom_op("saccade::sample_backward", _sample_gradients, mutates_args=())
+    _mix_op = custom_op("saccade::mix", _mix, mutates_args=())
+
+    @_sample_op.register_fake
+    def _(x: Tensor, points: Tensor) -> Tensor:
+        return x.new_empty(*points.shape[:3], x.shape[3])
+
+    @_sample_gradients_op.register_fake
+    def _(g: Tensor, x: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+        return x.new_empty(x.shape), points.new_empty(points.shape)
+
+    @_mix_op.register_fake
+    def _(
+        x: Tensor, points: Tensor, channel_weights: Tensor, point_weights: Tensor, channel_bias: Tensor,
+        point_bias: Tensor,
+    ) -> Tensor:  # fmt: skip
+        return channel_weights.new_empty(*points.shape[:3], x.shape[3])
+
+    def _save_sample(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    def _sample_backward(ctx, g: Tensor) -> tuple[Tensor, Tensor]:
+        return _sample_gradients_op(g, *ctx.saved_tensors)
+
+    _sample_op.register_autograd(_sample_backward, setup_context=_save_sample)
 
     class _Place(torch.autograd.Function):
         """Fused forward; backward through the twin, computed again."""
@@ -242,24 +294,15 @@ if HAS_TRITON:
 
 def sample(x: Tensor, points: Tensor) -> Tensor:
     """x (B, H, W, C), points (B, M, P, 2) -> (B, M, P, C) in the type of x."""
-    return _Sample.apply(x, points)
+    return (_sample_op if torch.compiler.is_compiling() else _Sample.apply)(x, points)
 
 
 def mix(
     x: Tensor, points: Tensor, channel_weights: Tensor, point_weights: Tensor, channel_bias: Tensor, point_bias: Tensor
 ) -> Tensor:
     """x (B, H, W, C), points (B, M, P, 2), matrices (B, M, C, C), (B, M, P, P), biases -> (B, M, P, C); no gradient."""
-    grid, numbers, blocks = _sizes(x, points, 64)
-    y = channel_weights.new_empty(*points.shape[:3], x.shape[3])
-    precision = "ieee" if channel_weights.dtype == torch.float32 else "tf32"
-    chunk = min(MIXED, blocks["P"])
-    blocks |= dict(CHUNK=chunk, CHUNKS=triton.cdiv(points.shape[2], chunk))
-    start(
-        _mix_kernel, grid, x.contiguous(), points.contiguous(), channel_weights, point_weights, channel_bias,
-        point_bias, y, *numbers,
-        channel_weights.stride(1), point_weights.stride(1), PRECISION=precision, num_warps=WARPS, **blocks,
-    )  # fmt: skip
-    return y
+    fused = _mix_op if torch.compiler.is_compiling() else _mix
+    return fused(x, points, channel_weights, point_weights, channel_bias, point_bias)
 
 
 def mixes(*matrices: Tensor) -> bool:

@@ -30,7 +30,7 @@ def sample(features: Tensor, points: Tensor) -> Tensor:
 def any_order() -> bool:
     """Whether the kernel may be taken: its gradients add up in any order, so not where runs must repeat exactly."""
     exact = torch.are_deterministic_algorithms_enabled() and torch.is_grad_enabled()
-    return allowed("looking") and not exact
+    return allowed("sample") and not exact
 
 
 def neighbours(points: Tensor, size: list[int]) -> tuple[Tensor, list[int], Tensor]:

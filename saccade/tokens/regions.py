@@ -246,15 +246,15 @@ def sample_and_mix(
 
 def fits_kernels(tokens: Tensor, coordinates: Tensor) -> bool:
     """Whether the fused kernels take these."""
-    return coordinates.dtype == torch.float32 and suits(tokens, coordinates) and allowed("looking")
+    return coordinates.dtype == torch.float32 and suits(tokens, coordinates) and allowed("place")
 
 
 def mixes_at_once(features: Tensor, points: Tensor, channel_weights: Tensor, point_weights: Tensor) -> bool:
     """Whether sampling and mixing can be one kernel: inference on images, matrices small enough for a chip."""
     if torch.is_grad_enabled() or points.shape[-1] != 2 or points.shape[2] > 64 or features.shape[1] > 128:
         return False
-    known = fits_kernels(features, points) and suits(channel_weights, point_weights)
-    return known and kernels.mixes(channel_weights, point_weights)
+    known = points.dtype == torch.float32 and suits(features, points, channel_weights, point_weights)
+    return known and allowed("mix") and kernels.mixes(channel_weights, point_weights)
 
 
 def adjust_and_spread(

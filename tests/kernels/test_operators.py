@@ -1,10 +1,12 @@
 """What compilers are told about the operators (shapes, strides, gradients, no hidden writes) is what they do."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from torch.library import opcheck
 
-from saccade.kernels import HAS_TRITON, depthwise, layer_norm, super_tokens, trusted
+from saccade.kernels import HAS_TRITON, allowed, depthwise, layer_norm, looking, super_tokens, trusted
 from saccade.layers.norm import TokenNorm
 from saccade.tokens.super_tokens import SuperTokenizer
 
@@ -47,6 +49,27 @@ def test_strides_do_not_change_the_answer():
         assert torch.equal(ours, other)
 
 
+@pytest.mark.parametrize("make", [values, turned])
+def test_looking_operators_keep_their_word(make):
+    x, points = make(2, 5, 6, 8, grad=True), values(2, 3, 4, 2).sigmoid().detach().requires_grad_()
+    opcheck(looking._sample_op, (x, points), test_utils=CHECKS)
+    g = values(2, 3, 8, 4).transpose(2, 3)  # as a gradient may arrive
+    opcheck(looking._sample_gradients_op, (g, x.detach(), points.detach()), test_utils=CHECKS)
+    matrices = values(2, 3, 8, 8), values(2, 3, 4, 4)
+    given = x.detach(), points.detach(), *matrices, values(8), values(4)
+    opcheck(looking._mix_op, given, test_utils=CHECKS)
+    turned_round = [matrix.transpose(2, 3).contiguous().transpose(2, 3) for matrix in matrices]
+    assert torch.equal(looking._mix_op(*given[:2], *turned_round, *given[4:]), looking._mix_op(*given))
+
+
+def test_exported_programs_hold_no_kernels():
+    with patch("torch.compiler.is_compiling", return_value=True):
+        assert allowed("mix")
+        assert not allowed("place")
+        with patch("torch.compiler.is_exporting", return_value=True):
+            assert not allowed("mix")
+
+
 @pytest.mark.parametrize("act", [0, 1, 2])
 def test_depthwise_gradients_do_not_alias_or_write_their_inputs(act):
     x, g = values(1, 5, 3, 8), values(1, 5, 3, 8)
@@ -87,12 +110,10 @@ def test_poisoned_memory_never_shows(monkeypatch):
 
 
 def test_compilers_take_only_what_is_trusted(monkeypatch):
-    from saccade.kernels import allowed
-
-    assert allowed("super_tokens")
+    assert allowed("batch_norm")
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert allowed("layer_norm")
-    assert not allowed("short_attention")
+    assert not allowed("batch_norm")
     with trusted("super_tokens"):
         assert allowed("super_tokens")
         assert not allowed("layer_norm")
