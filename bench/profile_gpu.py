@@ -18,9 +18,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=14)
     parser.add_argument("--mode", default="inference")
     parser.add_argument("--optimize", action="store_true", help="the copy of saccade.optimize")
+    parser.add_argument("--compiled", action="store_true", help="as torch.compile has it")
     args = parser.parse_args()
     for name in args.models:
-        how = dict(dtype="bfloat16", channels_last=True, device="cuda", optimized=args.optimize)
+        how = dict(dtype="bfloat16", channels_last=True, device="cuda", optimized=args.optimize, compiled=args.compiled)
         case = Case(name, args.size, args.batch, args.mode, **how)
         for on in (True, False):
             with enabled(on):

@@ -43,8 +43,8 @@ def trusted(*names: str) -> Iterator[None]:
 
 
 def allowed(name: str) -> bool:
-    """Whether this kernel may be taken here: in eager runs always, under a compiler where it is trusted, in a program to
-    be exported, which other machines are to run, never.
+    """Whether this kernel may be taken here: in eager runs always, under a compiler where it is trusted, in a program
+    to be exported, which other machines are to run, never.
     """
     if not torch.compiler.is_compiling():
         return True
