@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_inference_arguments(parser)
     group = parser.add_argument_group("detection")
     group.add_argument(
-        "--max-detections", type=int, default=100, metavar="N", help="of a picture and class that count (COCO: 100)"
+        "--max-detections",
+        type=int,
+        metavar="N",
+        help="of a picture and class that count (default: as the run was validated, else COCO's 100)",
     )
 
 
@@ -137,6 +140,7 @@ def detection(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, An
     from saccade.cli import settings
     from saccade.engine.evaluate_objects import evaluate_detector_checkpoint
 
+    most = detections_that_count(args.checkpoint) if args.max_detections is None else args.max_detections
     evaluation, card, source = evaluate_detector_checkpoint(
         args.checkpoint,
         args.data,
@@ -147,7 +151,7 @@ def detection(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, An
         device,
         dtype,
         args.max_bad,
-        args.max_detections,
+        most,
         **settings(args.set),
     )
     files = []
@@ -160,12 +164,21 @@ def detection(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, An
         "task": card.task,
         "model": f"{card.name}+{card.head}",
         "data": str(args.data),
-        "max_detections": args.max_detections,
+        "max_detections": most,
         **evaluation.summary(),
         "measure": "box AP %",
         "per_class": dict(zip(source.classes, shares, strict=True)),
         "results": [str(file) for file in files],
     }
+
+
+def detections_that_count(checkpoint: str) -> int:
+    """As the recipe beside the weights has it, so that a run's figures are found again."""
+    from saccade.engine.recipe import Data, load_recipe
+    from saccade.models._card import weights_file
+
+    recipe = weights_file(checkpoint).with_name("recipe.yaml")
+    return (load_recipe(recipe).data if recipe.is_file() else Data()).max_detections
 
 
 def show(document: dict[str, Any], all_classes: bool) -> None:

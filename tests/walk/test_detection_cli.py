@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 def sparse(tmp_path_factory):
     options = "model.head_kwargs={num_tokens: 16, detect_tokens: 9, min_size: 48, max_size: 96}"
     out = tmp_path_factory.mktemp("walk") / "sparse"
-    return train(out, "sparseformer_nano", "sparse", "task=detection", options)
+    return train(out, "sparseformer_nano", "sparse", "task=detection", options, "data.max_detections=5")
 
 
 @pytest.fixture
@@ -58,6 +58,8 @@ def test_eval_prints_cocos_table_for_boxes_and_masks(capsys, folder, sparse):
     assert code == 0
     assert "mask" not in out
     assert "7 detections" in out
+    code, out, _ = run(capsys, "eval", str(sparse), *EVAL)
+    assert "% at 5 detections" in out  # as the recipe beside the weights has it
 
 
 def test_eval_writes_cocos_result_files(capsys, folder, tmp_path):
