@@ -15,8 +15,10 @@ from torch import Tensor
 
 from saccade.kernels.launch import HAS_TRITON
 
-# Forms that compiled training has been checked with: bench/check_compiled_training.py.
-COMPILED = ("layer_norm", "depthwise_post", "depthwise", "super_tokens", "short_attention", "sample", "mix")
+# What compilers may take; bench/check_compiled_training.py checks a model's training with them.
+COMPILED = (
+    "layer_norm", "depthwise_post", "depthwise", "super_tokens", "short_attention", "sample", "mix", "linear_gelu"
+)  # fmt: skip
 _switch = {"on": True, "compiled": COMPILED}
 
 

@@ -4,8 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.kernels import learns, onednn, suits
+from saccade.kernels import allowed, learns, onednn, suits
 from saccade.kernels import linear as learning
+from saccade.kernels import linear_gelu as kernels
 from saccade.layers.batch_norm import fused_norm, heard, learns_fused
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -48,7 +49,7 @@ def linear_gelu(layer: nn.Linear, vectors: Tensor) -> Tensor:
 
 def fits_gelu(layer: nn.Module, vectors: Tensor) -> bool:
     """Whether this is inference in half precision on a GPU, by a plain layer that nobody listens to."""
-    if not isinstance(vectors, Tensor) or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not isinstance(vectors, Tensor) or torch.is_grad_enabled() or not allowed("linear_gelu"):
         return False
     plain = type(layer) in (nn.Linear, Linear) and layer.bias is not None and not heard((layer,))
     return plain and suits(vectors) and in_use(vectors) in HALVES and vectors.is_contiguous()
@@ -63,7 +64,7 @@ def in_use(vectors: Tensor) -> torch.dtype:
 def gelu_inside(layer: nn.Linear, vectors: Tensor) -> Tensor:
     dtype = in_use(vectors)
     rows, weight, bias = (value.to(dtype) for value in (vectors.flatten(0, -2), layer.weight, layer.bias))
-    return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True).view(*vectors.shape[:-1], -1)
+    return kernels.linear_gelu(rows, weight, bias).view(*vectors.shape[:-1], -1)
 
 
 class GroupedLinear(nn.Module):

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.library import opcheck
 
 from saccade.layers import linear
 from saccade.layers.linear import fits_gelu, linear_gelu
@@ -61,3 +62,20 @@ def test_leaves_gradients_float32_and_listeners_alone(inside):
         assert not fits_gelu(layer, torch.randn(8, 3).bfloat16().t())
         layer.register_forward_hook(lambda *_: None)
         assert not fits_gelu(layer, vectors)
+
+
+@torch.no_grad()
+def test_compilers_take_it_whole(monkeypatch):
+    monkeypatch.setattr(linear, "suits", lambda *_: True)
+    part, vectors = TokenMlp(16, 64).bfloat16().eval(), torch.randn(2, 9, 16).bfloat16()
+    taken = []
+
+    def look(module: torch.fx.GraphModule, _):
+        taken.extend(node.target for node in module.graph.nodes if node.op == "call_function")
+        return module
+
+    answer = torch.compile(part, backend=look, fullgraph=True)(vectors)
+    assert torch.ops.saccade.linear_gelu.default in taken
+    assert torch.equal(answer, part(vectors))
+    opcheck(torch.ops.saccade.linear_gelu.default, (vectors[0], part.fc1.weight, part.fc1.bias),
+            test_utils=("test_schema", "test_faketensor"))  # fmt: skip
