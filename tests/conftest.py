@@ -10,6 +10,15 @@ if not torch.cuda.is_available():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def float32_is_float32():
+    """A GPU's convolutions read float32 with 10 bits of fraction by default: two roads then differ by 1e-3."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.fixture(scope="session", autouse=True)
 def no_embedded_weights(tmp_path_factory):
     """What a test says does not hang on what is embedded; those about it open the real folder themselves."""
     from tests.weights.folder import weights_in

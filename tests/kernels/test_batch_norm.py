@@ -34,9 +34,9 @@ def compare(
         return y.detach(), *torch.autograd.grad(y, inputs, g.to(y.dtype)), *running
 
     ours = run(batch_norm, lambda tensor: tensor.dtype)
+    # Not with the library in the same type: it rounds the norm before the sum, so that a sum near zero (4 in 10 000
+    # of bfloat16) falls on the other side of the ReLU, and gradients are 2 % away from the exact ones.
     exact = run(batch_norm_twin, lambda tensor: torch.float64)
-    if dtype != torch.float32:  # a value near zero falls on either side of the ReLU: compare with the same rounding
-        exact = (exact[0], *run(batch_norm_twin, lambda tensor: tensor.dtype)[1:])
     for a, b in zip(ours, exact, strict=True):
         assert (a.double() - b.double()).norm() <= tolerance * b.double().norm()
 
@@ -93,7 +93,7 @@ def test_a_mean_far_from_zero_costs_no_digits():
     compare(300, 16, False, False, level=1000.0, tolerance=1e-3)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no bfloat16 of its own")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shortcut", [False, True])
-def test_bfloat16(shortcut):
-    compare(5000, 64, True, shortcut, torch.bfloat16, 1e-2)
+def test_half_precision(shortcut, dtype):
+    compare(5000, 64, True, shortcut, dtype, 1e-2 if dtype == torch.bfloat16 else 1e-3)

@@ -106,6 +106,6 @@ def test_leaves_to_the_library_what_it_cannot_do(kind, fused):
 def test_stochastic_depth_stays_between_norm_and_sum(fused):
     from timm.layers import DropPath
 
-    block = LeanBasicBlock(16, 16, drop_path=DropPath(0.5)).train()
+    block = LeanBasicBlock(16, 16, drop_path=DropPath(0.5)).to(DEVICE).train()
     block(map_like(2, 16, 5, 6))
     assert fused == []
