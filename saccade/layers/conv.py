@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.layers.batch_norm import fused_norm, learns_fused
+from saccade.layers.residual import conv_norm_relu, fits_inference
 
 
 class ConvNormRelu(nn.Module):
@@ -18,8 +19,11 @@ class ConvNormRelu(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, D, H, W)."""
-        features = self.conv(features)
         if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if fits_inference(features, (self.conv,), (self.norm,)):
+                return conv_norm_relu(self.conv, self.norm, features)
+        features = self.conv(features)
+        if not torch.jit.is_scripting():  # noqa: SIM102 (the same)
             if learns_fused(self.norm, features):
                 return fused_norm(self.norm, features, relu=True)
         return F.relu(self.norm(features))

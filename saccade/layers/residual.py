@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.kernels import allowed, suits
+from saccade.kernels import allowed, blocks, cudnn, suits
 from saccade.kernels import epilogue as epilogues
 from saccade.kernels import norm_relu as kernels
 from saccade.kernels import pool as pooling
 from saccade.kernels.pool import PixelNorm
 from saccade.layers.batch_norm import ChannelAffine, heard, plain
+from saccade.layers.linear import HALVES, in_use
 
 NORMS = (nn.BatchNorm2d, ChannelAffine, nn.Identity)  # the last two are what a folded norm leaves
 
@@ -47,12 +49,25 @@ def conv_norm_relu(
     shortcut_norm: nn.Module | None = None,
 ) -> Tensor:
     """relu(norm(conv(features)) + shortcut), the shortcut by a convolution and a norm of its own where it has them."""
-    raw, numbers = bare(conv, norm, features)
     other = None
     if shortcut is not None and shortcut_conv is not None and shortcut_norm is not None:
         shortcut, other = bare(shortcut_conv, shortcut_norm, shortcut)
+    folded = isinstance(norm, nn.Identity) and (other is None or isinstance(shortcut_norm, nn.Identity))
+    if folded and conv.bias is not None and ends_inside(conv, features, shortcut):
+        bias = conv.bias if other is None else conv.bias + other.bias
+        return cudnn.conv_relu(features, conv.weight, bias, conv.stride, conv.padding, conv.dilation, shortcut)
+    raw, numbers = bare(conv, norm, features)
     fused = raw.is_cuda and kernels.fits(raw) and (shortcut is None or kernels.fits(shortcut))
     return (kernels.norm_relu if fused else kernels.norm_relu_twin)(raw, numbers, shortcut, other)
+
+
+def ends_inside(conv: nn.Conv2d, features: Tensor, shortcut: Tensor | None) -> bool:
+    """Whether bias, sum and ReLU can be left to cuDNN's convolution.
+
+    Under autocast a float32 weight would be cast at every call: only a copy that is cast already takes this road.
+    """
+    plain = conv.groups == 1 and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+    return plain and in_use(features) == features.dtype and cudnn.suits(features, conv.weight, conv.bias, shortcut)
 
 
 def conv_norm_relu_pool(
@@ -64,9 +79,25 @@ def conv_norm_relu_pool(
     return (pooling.pool_relu if fused else pooling.pool_relu_twin)(raw, numbers, pixels)
 
 
+def convolve(conv: nn.Conv2d, features: Tensor) -> Tensor:
+    """The convolution without its bias; the usual stem's over blocks of pixels, in half precision on a GPU."""
+    if is_usual_stem(conv) and suits(features) and not features.requires_grad:
+        dtype, channels = in_use(features), blocks.wide(conv.out_channels)
+        if dtype in HALVES and (conv.weight.dtype == dtype or torch.is_autocast_enabled(features.device.type)):
+            weigh = blocks.block_weight if torch.is_grad_enabled() else blocks.fixed_block_weight
+            return F.conv2d(blocks.to_blocks(features, dtype, channels), weigh(conv.weight, dtype, channels))
+    return conv._conv_forward(features, conv.weight, None)
+
+
+def is_usual_stem(conv: nn.Conv2d) -> bool:
+    """Whether this is ResNet's first convolution: 7x7, stride 2, of three colours."""
+    usual = (conv.kernel_size, conv.stride, conv.padding, conv.dilation) == ((7, 7), (2, 2), (3, 3), (1, 1))
+    return usual and conv.in_channels == 3 and conv.groups == 1 and conv.padding_mode == "zeros"
+
+
 def conv_relu_pool(conv: nn.Conv2d, images: Tensor, pixels: PixelNorm) -> Tensor:
     """A stem without norm that learns: pooling, bias, ReLU and the pixels' norm in one pass, and one back."""
-    raw = conv._conv_forward(images, conv.weight, None)
+    raw = convolve(conv, images)
     fused = raw.is_cuda and kernels.fits(raw) and raw.shape[1] <= pooling.WIDEST
     return (pooling.pool if fused else pooling.pool_twin)(raw, conv.bias, True, pixels)
 
@@ -107,4 +138,4 @@ def bare(conv: nn.Conv2d, norm: nn.Module | None, features: Tensor) -> tuple[Ten
             numbers = numbers._replace(bias=numbers.bias + numbers.weight * conv.bias)
     else:
         numbers = kernels.Norm(conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias)
-    return conv._conv_forward(features, conv.weight, None), numbers
+    return convolve(conv, features), numbers

@@ -39,12 +39,13 @@ from timm.models._features import feature_take_indices
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
-from saccade.layers.batch_norm import norm_relu
+from saccade.layers.batch_norm import heard, norm_relu
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, TokenTransformer
 from saccade.layers.residual import (
     conv_norm_relu,
     conv_norm_relu_pool,
+    convolve,
     fits_inference,
     fits_training,
     is_usual_pool,
@@ -314,7 +315,9 @@ class VT(nn.Module):
                     return conv_norm_relu_pool(self.conv1, self.bn1, images)
                 return self.maxpool(conv_norm_relu(self.conv1, self.bn1, images))
             if fits_training(images, (self.bn1,), (self.act1,)):
-                return pool_features(self.maxpool, norm_relu(self.bn1, self.conv1(images)))
+                bare = type(self.conv1) is nn.Conv2d and self.conv1.bias is None and not heard((self.conv1,))
+                raw = convolve(self.conv1, images) if bare else self.conv1(images)
+                return pool_features(self.maxpool, norm_relu(self.bn1, raw))
         return self.maxpool(self.act1(self.bn1(self.conv1(images))))
 
     def forward_tokens(self, images: Tensor) -> Tensor:
