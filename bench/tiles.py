@@ -2,7 +2,8 @@
 
     python bench/tiles.py [mix sums batch_norm depthwise norms]
 
-The floor is the bytes a kernel must move over the copy speed of an H200. What wins goes into the kernel's `_tile`.
+The floor is the bytes a kernel must move over the copy speed of an H200. What wins goes into the kernel's `_tile` or
+`_gradient_tile`.
 """
 
 import argparse
@@ -68,8 +69,8 @@ def sweep_depthwise() -> None:
         found = try_tiles(depthwise, "_tile", make, choices, step)
         report(f"depth-wise {shape}", 4 * x.numel(), found, time(step))
         step = lambda x=x, weight=weight, bias=bias: depthwise._gradients(x, x, weight, bias, 0, True)  # noqa: E731
-        best = [choice for _, choice in sorted(found)[:6]]
-        report(f"  its gradients {shape}", 10 * x.numel(), try_tiles(depthwise, "_tile", make, best, step), time(step))
+        found = try_tiles(depthwise, "_gradient_tile", make, choices, step)
+        report(f"  its gradients {shape}", 10 * x.numel(), found, time(step))
 
 
 def sweep_norms() -> None:
@@ -86,7 +87,7 @@ def sweep_norms() -> None:
         report(f"norm {rows}x{channels}", 4 * x.numel(), found, time(step))
         mean, scale = (values(rows, dtype=torch.float32) for _ in range(2))
         step = lambda x=x, w=weight, m=mean, s=scale: layer_norm._gradients(x, x, w, m, s)  # noqa: E731
-        found = try_tiles(layer_norm, "_tile", make, choices, step)
+        found = try_tiles(layer_norm, "_gradient_tile", make, choices, step)
         report(f"  its gradients {rows}x{channels}", 6 * x.numel(), found, time(step))
 
 

@@ -178,14 +178,21 @@ if HAS_TRITON:
 
     def _tile(height: int, width: int, channels: int) -> dict[str, int]:
         """Rows a program walks down, and the columns and channels it carries."""
-        columns = min(8, triton.next_power_of_2(width))
-        channels = min(64, triton.next_power_of_2(channels))
-        return dict(ROWS=min(8, height), COLUMNS=columns, CHANNELS=channels, num_warps=4)
+        return _cut(height, width, channels, columns=4, most=128)
 
-    def _launch(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor, **switches: bool | int) -> Tensor:
+    def _gradient_tile(height: int, width: int, channels: int) -> dict[str, int]:
+        """The same for gradients: large maps want more columns, and no more threads to carry them."""
+        tile = _cut(height, width, channels, 8, 128) if width > 28 else _cut(height, width, channels, 4, 64)
+        return tile | {"num_warps": 2}
+
+    def _cut(height: int, width: int, channels: int, columns: int, most: int) -> dict[str, int]:
+        wide = min(most if channels % most == 0 else 64, triton.next_power_of_2(channels))
+        columns = min(columns, triton.next_power_of_2(width))
+        return dict(ROWS=min(7, height), COLUMNS=columns, CHANNELS=wide, num_warps=4 if wide == 128 else 2)
+
+    def _launch(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor, tile: dict, **switches: bool | int) -> Tensor:
         batch, height, width, channels = x.shape
         y = torch.empty_like(x)
-        tile = _tile(height, width, channels)
         grid = (
             batch * triton.cdiv(height, tile["ROWS"]),
             triton.cdiv(width, tile["COLUMNS"]),
@@ -197,18 +204,21 @@ if HAS_TRITON:
     def _forward(x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
         """x (B, H, W, C) -> y (B, H, W, C)."""
         source = F.gelu(x) if act == 1 else x
-        return _launch(source, weight, bias, x, FLIP=False, POST=act == 2, SLOPE=0, SHORTCUT=shortcut, BIAS=True)
+        tile = _tile(*x.shape[1:])
+        return _launch(source, weight, bias, x, tile, FLIP=False, POST=act == 2, SLOPE=0, SHORTCUT=shortcut, BIAS=True)
 
     def _gradients(
         g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of x, weight and bias."""
-        if act == 2:
-            g = _launch(x, weight, bias, g, FLIP=False, POST=False, SLOPE=2, SHORTCUT=shortcut, BIAS=True)
-        g_x = _launch(g, weight, bias, x, FLIP=True, POST=False, SLOPE=int(act == 1), SHORTCUT=shortcut, BIAS=False)
-        source = F.gelu(x) if act == 1 else x
         batch, height, width, channels = x.shape
-        tile = _tile(height, width, channels) | {"ROWS": min(16, height)}
+        tile = _gradient_tile(height, width, channels)
+        switches = dict(POST=False, SHORTCUT=shortcut)
+        if act == 2:
+            g = _launch(x, weight, bias, g, tile, FLIP=False, SLOPE=2, BIAS=True, **switches)
+        g_x = _launch(g, weight, bias, x, tile, FLIP=True, SLOPE=int(act == 1), BIAS=False, **switches)
+        source = F.gelu(x) if act == 1 else x
+        tile |= {"ROWS": min(16, height)}
         strips = triton.cdiv(height, tile["ROWS"])
         partial = torch.empty(batch * strips, 10, channels, dtype=torch.float32, device=x.device)
         grid = (batch * strips, triton.cdiv(channels, tile["CHANNELS"]))

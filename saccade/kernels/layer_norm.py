@@ -67,15 +67,22 @@ if HAS_TRITON:
         tl.store(target, tl.sum(to_weight, 0)[None, :], mask=held)
         tl.store(target + channels, tl.sum(to_bias, 0)[None, :], mask=held)
 
-    def _tile(channels: int, elements: int) -> dict[str, int]:
+    def _tile(channels: int) -> dict[str, int]:
+        """Rows and channels of a program; few threads where a row is long, so that each sums more of it."""
         width = triton.next_power_of_2(channels)
-        return dict(ROWS=max(1, elements // width), CHANNELS=width)
+        elements, warps = (2048, 4) if width < 512 else (1024, 2)
+        return dict(ROWS=max(1, elements // width), CHANNELS=width, num_warps=warps)
+
+    def _gradient_tile(channels: int) -> dict[str, int]:
+        """The same for gradients, of which short rows leave a thread more to carry."""
+        width = triton.next_power_of_2(channels)
+        return dict(ROWS=max(1, 2048 // width), CHANNELS=width, num_warps=8 if width < 512 else 4)
 
     def _forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         """x (…, C), contiguous -> y (…, C), and mean and scale of every row."""
         channels = x.shape[-1]
         rows = x.numel() // channels
-        tile = _tile(channels, 2048)
+        tile = _tile(channels)
         y = torch.empty_like(x)
         mean, scale = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
         grid = (triton.cdiv(rows, tile["ROWS"]),)
@@ -86,7 +93,7 @@ if HAS_TRITON:
         """Gradient of x, and (2, C) of weight and bias."""
         channels = x.shape[-1]
         rows = x.numel() // channels
-        tile = _tile(channels, 2048)
+        tile = _gradient_tile(channels)
         programs = min(PROGRAMS, triton.cdiv(rows, tile["ROWS"]))
         g_x = torch.empty_like(x)
         partial = torch.empty(programs, 2, channels, dtype=torch.float32, device=x.device)
