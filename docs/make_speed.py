@@ -29,6 +29,11 @@ frozen and cast, and images are cast at the door. It works on saccade's models a
 answer is the original's within 1e-10 of its size in float64, 1e-4 in float32 and 5e-2 in bfloat16 or float16; the
 original is not touched. Coordinates (SparseFormer's regions and points) stay float32.
 
+In half precision on an NVIDIA GPU, channels last, a folded convolution takes its bias, the shortcut and the ReLU along
+(cuDNN's fused call), in VT's blocks and in the dense heads; the 7x7 stems of VT and SparseFormer run over blocks of 2x2
+pixels, in training too. Neither happens under a compiler, or in a layer that a hook listens to; the fused call not in
+runs that must repeat exactly (`torch.use_deterministic_algorithms(True)`) either.
+
 | where | what helps |
 |---|---|
 | GPU, many images | `optimize(model, dtype=torch.bfloat16, memory_format=torch.channels_last)`, then `torch.compile` |

@@ -125,6 +125,16 @@ def test_a_norm_that_was_not_folded_keeps_its_pass(taken):
     assert taken == []
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("groups", [0, 2])
+def test_a_head_whose_norm_was_not_folded_answers_the_same(taken, groups, monkeypatch):
+    head, x = lived_in(ConvNormRelu(16, 24, 3, groups)).to(DEVICE), pictures(2, 16, 5, 4, dtype=torch.float32)
+    ours = head(x)
+    monkeypatch.setattr(residual, "suits", lambda *_: False)
+    torch.testing.assert_close(ours, head(x), rtol=1e-4, atol=1e-5)
+    assert taken == []
+
+
 def test_gradients_and_listeners_keep_the_layers(taken):
     copy, x = folded(LeanBasicBlock(16, 16)), pictures(2, 16, 5, 5)
     copy(x)  # gradients may be asked for
@@ -152,6 +162,18 @@ def test_memory_that_is_not_finite_never_shows(width, out, kernel, stride, bench
             del poison  # the next tensor of its size lies there
             ours = cudnn.conv_relu(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation)
             assert (ours.double() - exact).norm() < 1e-2 * exact.norm()
+
+
+@needs_gpu
+@torch.no_grad()
+@pytest.mark.xfail(strict=False, reason="cuDNN does not promise that its ReLU lets NaN through, as our kernels do")
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_a_value_that_is_not_finite_shows(shortcut):
+    conv, x = nn.Conv2d(16, 16, 1, dtype=HALF, device=DEVICE), pictures(1, 16, 4, 4)
+    other = x.clone() if shortcut else None
+    x[0, 3, 1, 2] = float("nan")
+    ours = cudnn.conv_relu(x, conv.weight, conv.bias, conv.stride, conv.padding, conv.dilation, other)
+    assert ours.isnan().any(1).nonzero().tolist() == [[0, 1, 2]]
 
 
 @needs_gpu
