@@ -15,7 +15,7 @@ import torch
 import triton
 
 from saccade.kernels import batch_norm, depthwise, layer_norm, linear, looking
-from saccade.kernels.launch import launched_directly
+from saccade.kernels.launch import forget_plans
 
 SPEED = 4.1e12  # bytes a second
 MAPS = [(128, 56, 56, 256), (128, 28, 28, 512), (128, 14, 14, 1280)]
@@ -23,8 +23,7 @@ MAPS = [(128, 56, 56, 256), (128, 28, 28, 512), (128, 14, 14, 1280)]
 
 def time(step: Callable[[], object]) -> float:
     """Microseconds of one call."""
-    with launched_directly():
-        return 1e3 * triton.testing.do_bench(step, 3, 15)
+    return 1e3 * triton.testing.do_bench(step, 3, 15)
 
 
 def report(name: str, floor_bytes: float, found: list[tuple[float, tuple]], now: float) -> None:
@@ -45,10 +44,12 @@ def try_tiles(module, name: str, make: Callable[..., dict], choices, step: Calla
     found = []
     for choice in choices:
         with patch.object(module, name, make(*choice)):
+            forget_plans()
             try:
                 found.append((time(step), choice))
             except Exception as problem:  # too much shared memory, say
                 print(f"  {choice}: {type(problem).__name__}", flush=True)
+    forget_plans()
     return found
 
 
@@ -85,8 +86,8 @@ def sweep_norms() -> None:
         step = lambda x=x, w=weight, b=bias: layer_norm._forward(x, w, b, 1e-6)  # noqa: E731
         found = try_tiles(layer_norm, "_tile", make, choices, step)
         report(f"norm {rows}x{channels}", 4 * x.numel(), found, time(step))
-        mean, scale = (values(rows, dtype=torch.float32) for _ in range(2))
-        step = lambda x=x, w=weight, m=mean, s=scale: layer_norm._gradients(x, x, w, m, s)  # noqa: E731
+        statistics = values(2, rows, dtype=torch.float32)
+        step = lambda x=x, w=weight, s=statistics: layer_norm._gradients(x, x, w, s)  # noqa: E731
         found = try_tiles(layer_norm, "_gradient_tile", make, choices, step)
         report(f"  its gradients {rows}x{channels}", 6 * x.numel(), found, time(step))
 

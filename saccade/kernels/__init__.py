@@ -19,6 +19,7 @@ from saccade.kernels.launch import HAS_TRITON
 COMPILED = (
     "layer_norm", "depthwise_post", "depthwise", "super_tokens", "short_attention", "sample", "mix", "linear_gelu"
 )  # fmt: skip
+WRITTEN_FOR = (torch.float32, torch.bfloat16, torch.float16)
 _switch = {"on": True, "compiled": COMPILED}
 
 
@@ -55,12 +56,28 @@ def allowed(name: str) -> bool:
 
 def suits(*tensors: Tensor) -> bool:
     """Whether a kernel can take these: on a GPU, in a dtype the kernels are written for."""
-    usable = HAS_TRITON and _switch["on"]
-    return usable and all(
-        tensor.is_cuda and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16) for tensor in tensors
-    )
+    if not HAS_TRITON or not _switch["on"]:
+        return False
+    for tensor in tensors:  # noqa: SIM110 (asked for every layer of every step: a generator takes longer)
+        if not tensor.is_cuda or tensor.dtype not in WRITTEN_FOR:
+            return False
+    return True
 
 
 def learns(*tensors: Tensor | None) -> bool:
     """Whether a gradient will be asked for; without one, a kernel is called without autograd's bookkeeping."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
+def in_type(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """values.to(dtype); where they have it already, the dispatcher is not asked."""
+    return values if values.dtype == dtype else values.to(dtype)
+
+
+def in_order_of(x: Tensor, g: Tensor) -> Tensor:
+    """g with its values in memory as those of x are: a contiguous tensor, or a map with its channels last."""
+    return g.contiguous() if x.is_contiguous() else g.contiguous(memory_format=torch.channels_last)

@@ -15,17 +15,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON
-from saccade.kernels.launch import start
+from saccade.kernels import HAS_TRITON, in_order_of, in_type
+from saccade.kernels.launch import Launch, planned
+from saccade.kernels.sizes import parts, power_of_2
 
 PROGRAMS = 528  # of a pass that adds up: four for every multiprocessor of an H200
 
 
 def batch_norm_twin(
     x: Tensor, weight: Tensor, bias: Tensor, running: tuple[Tensor, Tensor], momentum: float, eps: float,
-    relu: bool = False, shortcut: Tensor | None = None, gelu: bool = False,
+    relu: bool = False, shortcut: Tensor | None = None, gelu: bool = False, batches: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """relu(norm(gelu(x)) + shortcut), x (N, C); the running mean and variance move by `momentum`."""
+    """relu(norm(gelu(x)) + shortcut), x (N, C, …); running mean and variance move by `momentum`, `batches` by one."""
+    if batches is not None:
+        batches.add_(1)
     x = F.gelu(x) if gelu else x
     y = F.batch_norm(x, *running, weight, bias, True, momentum, eps)
     y = y if shortcut is None else y + shortcut
@@ -72,10 +75,13 @@ if HAS_TRITON:
 
     @triton.jit
     def _statistics_kernel(
-        p_pointer, x_pointer, m_pointer, r_pointer, rm_pointer, rv_pointer, rows, channels, programs, momentum, eps,
-        GELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        p_pointer, x_pointer, s_pointer, rm_pointer, rv_pointer, n_pointer, rows, channels, programs, momentum, eps,
+        GELU: tl.constexpr, COUNT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
-        """Mean and scale (1 / deviation) of every channel from the programs' sums; the running ones move along."""
+        """Mean and scale (1 / deviation) of every channel, s (2, C), from the programs' sums.
+
+        The running ones move along, and with COUNT the number of batches in n.
+        """
         channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
         held = channel < channels
         total = tl.zeros((ROWS, CHANNELS), tl.float32)
@@ -89,33 +95,37 @@ if HAS_TRITON:
         away = tl.sum(total, 0)[None, :] / rows
         variance = tl.maximum(tl.sum(squares, 0)[None, :] / rows - away * away, 0.0)
         mean = away + _read(x_pointer + channel, held, GELU)
-        tl.store(m_pointer + channel, mean, mask=held)
-        tl.store(r_pointer + channel, tl.rsqrt(variance + eps), mask=held)
+        tl.store(s_pointer + channel, mean, mask=held)
+        tl.store(s_pointer + channels + channel, tl.rsqrt(variance + eps), mask=held)
         before = tl.load(rm_pointer + channel, mask=held, other=0.0)
         tl.store(rm_pointer + channel, before + momentum * (mean - before), mask=held)
         before = tl.load(rv_pointer + channel, mask=held, other=0.0)
         unbiased = variance * (rows / (rows - 1.0))
         tl.store(rv_pointer + channel, before + momentum * (unbiased - before), mask=held)
+        if COUNT:
+            first = tl.program_id(0) == 0
+            tl.store(n_pointer, tl.load(n_pointer, mask=first) + 1, mask=first)
 
     @triton.jit
-    def _coefficients(w_pointer, b_pointer, m_pointer, r_pointer, channel, held):
-        mean = tl.load(m_pointer + channel, mask=held, other=0.0)
-        scale = tl.load(r_pointer + channel, mask=held, other=0.0)
+    def _coefficients(w_pointer, b_pointer, s_pointer, channel, channels, held):
+        mean = tl.load(s_pointer + channel, mask=held, other=0.0)
+        scale = tl.load(s_pointer + channels + channel, mask=held, other=0.0)
         weight = tl.load(w_pointer + channel, mask=held, other=0.0).to(tl.float32)
         bias = tl.load(b_pointer + channel, mask=held, other=0.0).to(tl.float32)
         return mean, scale, weight, bias
 
     @triton.jit
     def _apply_kernel(
-        x_pointer, w_pointer, b_pointer, m_pointer, r_pointer, s_pointer, y_pointer, rows, channels,
+        x_pointer, w_pointer, b_pointer, s_pointer, o_pointer, y_pointer, rows, channels,
         RELU: tl.constexpr, SHORTCUT: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
+        """The answer in y, the shortcut in o."""
         channel, held, offset, mask = place(rows, channels, ROWS, CHANNELS)
-        mean, scale, weight, bias = _coefficients(w_pointer, b_pointer, m_pointer, r_pointer, channel, held)
+        mean, scale, weight, bias = _coefficients(w_pointer, b_pointer, s_pointer, channel, channels, held)
         x = _read(x_pointer + offset, mask, GELU)
         y = (x - mean) * scale * weight + bias
         if SHORTCUT:
-            y += tl.load(s_pointer + offset, mask=mask, other=0.0).to(tl.float32)
+            y += tl.load(o_pointer + offset, mask=mask, other=0.0).to(tl.float32)
         if RELU:
             y = tl.where(y < 0, 0.0, y)  # unlike a maximum, lets NaN through
         tl.store(y_pointer + offset, y.to(y_pointer.dtype.element_ty), mask=mask)
@@ -133,13 +143,13 @@ if HAS_TRITON:
 
     @triton.jit
     def _gradient_sums_kernel(
-        g_pointer, x_pointer, y_pointer, w_pointer, b_pointer, m_pointer, r_pointer, p_pointer, rows, channels, step,
+        g_pointer, x_pointer, y_pointer, w_pointer, b_pointer, s_pointer, p_pointer, rows, channels, step,
         RELU: tl.constexpr, SHORTCUT: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         """Sums of g and of g times the normed map: what weight and bias get, and what the map's gradient needs."""
         channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
         held = channel < channels
-        mean, scale, weight, bias = _coefficients(w_pointer, b_pointer, m_pointer, r_pointer, channel, held)
+        mean, scale, weight, bias = _coefficients(w_pointer, b_pointer, s_pointer, channel, channels, held)
         to_weight = tl.zeros((ROWS, CHANNELS), tl.float32)
         to_bias = tl.zeros((ROWS, CHANNELS), tl.float32)
         for first in range(tl.program_id(0) * ROWS, rows, step):
@@ -157,20 +167,20 @@ if HAS_TRITON:
 
     @triton.jit
     def _gradient_kernel(
-        g_pointer, x_pointer, y_pointer, w_pointer, b_pointer, m_pointer, r_pointer, t_pointer, d_pointer, s_pointer,
+        g_pointer, x_pointer, y_pointer, w_pointer, b_pointer, s_pointer, t_pointer, d_pointer, o_pointer,
         rows, channels,
         RELU: tl.constexpr, SHORTCUT: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
-        """Gradients of the map, in d, and of the shortcut, in s; t (2, C) are the two sums."""
+        """Gradients of the map, in d, and of the shortcut, in o; t (2, C) are the two sums."""
         channel, held, offset, mask = place(rows, channels, ROWS, CHANNELS)
-        mean, scale, weight, bias = _coefficients(w_pointer, b_pointer, m_pointer, r_pointer, channel, held)
+        mean, scale, weight, bias = _coefficients(w_pointer, b_pointer, s_pointer, channel, channels, held)
         along = tl.load(t_pointer + channel, mask=held, other=0.0) / rows
         level = tl.load(t_pointer + channels + channel, mask=held, other=0.0) / rows
         g = tl.load(g_pointer + offset, mask=mask, other=0.0).to(tl.float32)
         normed = (_read(x_pointer + offset, mask, GELU) - mean) * scale
         g = _let_through(g, normed, weight, bias, y_pointer, offset, mask, RELU, SHORTCUT)
         if SHORTCUT:
-            tl.store(s_pointer + offset, g.to(s_pointer.dtype.element_ty), mask=mask)
+            tl.store(o_pointer + offset, g.to(o_pointer.dtype.element_ty), mask=mask)
         d = (g - level - normed * along) * scale * weight
         if GELU:
             x = tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32)
@@ -183,70 +193,99 @@ if HAS_TRITON:
         programs = max(1, min(blocks, PROGRAMS // across))
         return (programs, across), programs * tile["ROWS"], tile | {"num_warps": 8}
 
-    def _apply(
-        x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, scale: Tensor, shortcut: Tensor | None, **switches
-    ):
-        rows, channels = x.shape
-        y, other = torch.empty_like(x), x if shortcut is None else shortcut
+    @planned
+    def _forwards(
+        rows: int, channels: int, momentum: float, eps: float, gelu: bool, count: bool
+    ) -> tuple[int, Launch, Launch]:
+        """Programs that add up, and the two launches that make the statistics."""
+        grid, step, tile = _walking(rows, channels)
+        narrow = min(16, power_of_2(channels))
+        add_up = Launch(_sums_kernel, grid, rows, channels, step, GELU=gelu, **tile)
+        conclude = Launch(
+            _statistics_kernel, (parts(channels, narrow),), rows, channels, grid[0], momentum, eps, GELU=gelu,
+            COUNT=count, ROWS=128, CHANNELS=narrow,
+        )  # fmt: skip
+        return grid[0], add_up, conclude
+
+    @planned
+    def _apply(rows: int, channels: int, relu: bool, shortcut: bool, gelu: bool) -> Launch:
         grid, tile = cut(rows, channels)
-        start(_apply_kernel, grid, x, weight, bias, mean, scale, other, y, rows, channels, **switches, **tile)
-        return y
+        return Launch(_apply_kernel, grid, rows, channels, RELU=relu, SHORTCUT=shortcut, GELU=gelu, **tile)
+
+    @planned
+    def _backwards(rows: int, channels: int, relu: bool, shortcut: bool, gelu: bool) -> tuple[int, Launch, Launch]:
+        """Programs that add up, the launch of these, and that of the gradient."""
+        switches = dict(RELU=relu, GELU=gelu)
+        grid, step, tile = _walking(rows, channels)
+        add_up = Launch(_gradient_sums_kernel, grid, rows, channels, step, SHORTCUT=shortcut, **switches, **tile)
+        programs = grid[0]
+        grid, tile = cut(rows, channels)
+        # Without a ReLU the shortcut gets g as it is.
+        gradient = Launch(_gradient_kernel, grid, rows, channels, SHORTCUT=shortcut and relu, **switches, **tile)
+        return programs, add_up, gradient
 
     class _BatchNorm(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x, weight, bias, running_mean, running_var, momentum, eps, relu, shortcut, gelu):
-            rows, channels = x.shape
-            grid, step, tile = _walking(rows, channels)
-            partial = torch.empty(grid[0], 2, channels, dtype=torch.float32, device=x.device)
-            start(_sums_kernel, grid, x, partial, rows, channels, step, GELU=gelu, **tile)
-            mean, scale = torch.empty(2, channels, dtype=torch.float32, device=x.device)
-            narrow = min(16, triton.next_power_of_2(channels))
-            start(
-                _statistics_kernel, (triton.cdiv(channels, narrow),), partial, x, mean, scale, running_mean,
-                running_var, rows, channels, grid[0], momentum, eps, GELU=gelu, ROWS=128,
-                CHANNELS=narrow,
-            )  # fmt: skip
-            ctx.switches = dict(RELU=relu, SHORTCUT=shortcut is not None, GELU=gelu)
-            y = _apply(x, weight, bias, mean, scale, shortcut, **ctx.switches)
-            ctx.save_for_backward(x, y if relu and shortcut is not None else x, weight, bias, mean, scale)
-            ctx.mark_non_differentiable(mean, scale)
-            return y, mean, scale
+        def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, rest: tuple) -> Tensor:
+            """The statistics are put into the list `kept`, if somebody wants them."""
+            (mean, variance), momentum, eps, relu, gelu, batches, kept = rest  # autograd looks at every argument
+            channels, added, count = x.shape[1], shortcut is not None, batches is not None
+            rows = x.numel() // channels
+            programs, add_up, conclude = _forwards(rows, channels, momentum, eps, gelu, count)
+            partial = torch.empty(programs, 2, channels, dtype=torch.float32, device=x.device)
+            add_up(x, partial)
+            statistics = torch.empty(2, channels, dtype=torch.float32, device=x.device)
+            conclude(partial, x, statistics, mean, variance, batches if count else statistics)
+            y = torch.empty_like(x)
+            _apply(rows, channels, relu, added, gelu)(x, weight, bias, statistics, shortcut if added else x, y)
+            ctx.switches = relu, added, gelu
+            ctx.save_for_backward(x, weight, bias, statistics, *((y,) if relu and added else ()))
+            if kept is not None:
+                kept.append(statistics)
+            return y
 
         @staticmethod
-        def backward(ctx, g: Tensor, *_):
-            x, y, weight, bias, mean, scale = ctx.saved_tensors
-            rows, channels = x.shape
-            g = g.contiguous()
-            grid, step, tile = _walking(rows, channels)
-            partial = torch.empty(grid[0], 2, channels, dtype=torch.float32, device=x.device)
-            known = (g, x, y, weight, bias, mean, scale)
-            start(_gradient_sums_kernel, grid, *known, partial, rows, channels, step, **ctx.switches, **tile)
+        def backward(ctx, g: Tensor):
+            x, weight, bias, statistics, *answer = ctx.saved_tensors
+            channels, (relu, added, gelu) = x.shape[1], ctx.switches
+            programs, add_up, gradient = _backwards(x.numel() // channels, channels, relu, added, gelu)
+            g = in_order_of(x, g)
+            known = g, x, answer[0] if answer else x, weight, bias, statistics
+            partial = torch.empty(programs, 2, channels, dtype=torch.float32, device=x.device)
+            add_up(*known, partial)
             sums = partial.sum(0)  # (2, C)
             g_x = torch.empty_like(x)
-            # Without a ReLU the shortcut gets g as it is.
-            passed = ctx.switches["SHORTCUT"] and ctx.switches["RELU"]
-            g_shortcut = torch.empty_like(g) if passed else g_x
-            switches = ctx.switches | dict(SHORTCUT=passed)
-            grid, tile = cut(rows, channels)
-            start(_gradient_kernel, grid, *known, sums, g_x, g_shortcut, rows, channels, **switches, **tile)
-            if ctx.switches["SHORTCUT"] and not passed:
-                g_shortcut = g
-            to_weight, to_bias = sums[0].to(weight.dtype), sums[1].to(bias.dtype)
-            return g_x, to_weight, to_bias, *(None,) * 5, g_shortcut if ctx.switches["SHORTCUT"] else None, None
+            g_shortcut = torch.empty_like(g) if answer else g if added else None
+            gradient(*known, sums, g_x, g_shortcut if answer else g_x)
+            to_weight, to_bias = sums.unbind()
+            to_weight, to_bias = in_type(to_weight, weight.dtype), in_type(to_bias, bias.dtype)
+            return g_x, to_weight, to_bias, g_shortcut, None
 
 
 def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, running: tuple[Tensor, Tensor], momentum: float, eps: float,
-    relu: bool = False, shortcut: Tensor | None = None, gelu: bool = False,
+    relu: bool = False, shortcut: Tensor | None = None, gelu: bool = False, batches: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """relu(norm(gelu(x)) + shortcut), x (N, C), contiguous; the running mean and variance move by `momentum`."""
-    return _BatchNorm.apply(x, weight, bias, *running, momentum, eps, relu, shortcut, gelu)[0]
+    """relu(norm(gelu(x)) + shortcut), x (N, C), contiguous, or a map (B, C, H, W) with its channels last in memory.
+
+    Running mean and variance move by `momentum`, the number of batches by one.
+    """
+    return _BatchNorm.apply(x, weight, bias, shortcut, (running, momentum, eps, relu, gelu, batches, None))
 
 
 def batch_norm_again(
-    x: Tensor, weight: Tensor, bias: Tensor, running: tuple[Tensor, Tensor], momentum: float, eps: float
-) -> tuple[Tensor, Callable[[], Tensor]]:
+    x: Tensor, weight: Tensor, bias: Tensor, running: tuple[Tensor, Tensor], momentum: float, eps: float,
+    batches: Tensor | None = None,
+) -> tuple[Tensor, Callable[[], Tensor]]:  # fmt: skip
     """norm(x), and a function that computes it once more from the statistics of this batch."""
-    y, mean, scale = _BatchNorm.apply(x, weight, bias, *running, momentum, eps, False, None, False)
-    fixed = [value.detach() for value in (x, weight, bias)]
-    return y, lambda: _apply(*fixed, mean, scale, None, RELU=False, SHORTCUT=False, GELU=False)
+    kept: list[Tensor] = []
+    y = _BatchNorm.apply(x, weight, bias, None, (running, momentum, eps, False, False, batches, kept))
+    fixed = x.detach()
+
+    def again() -> Tensor:
+        answer = torch.empty_like(fixed)
+        start = _apply(fixed.numel() // fixed.shape[1], fixed.shape[1], False, False, False)
+        start(fixed, weight, bias, kept[0], fixed, answer)
+        return answer
+
+    return y, again

@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON, allowed, learns, onednn, suits
-from saccade.kernels.launch import launch, launched_directly
+from saccade.kernels import HAS_TRITON, allowed, in_type, learns, onednn, suits
+from saccade.kernels.launch import Launch, planned, traced
+from saccade.kernels.sizes import parts, power_of_2
 
 ACTS = {"": 0, "pre": 1, "post": 2}
 
@@ -28,7 +29,7 @@ def depthwise(features: Tensor, weight: Tensor, bias: Tensor | None, act: str = 
     layout = features.is_contiguous(memory_format=torch.channels_last)
     name = "depthwise_post" if act == "post" else "depthwise"
     if bias is not None and layout and suits(features) and allowed(name):
-        return _fused(features.permute(0, 2, 3, 1), weight, bias, ACTS[act], shortcut).permute(0, 3, 1, 2)
+        return _fused(features, weight, bias, ACTS[act], shortcut)
     if layout and act != "pre" and onednn.suits(features):
         return onednn.depthwise(features, weight, bias, act == "post", shortcut)
     return depthwise_twin(features, weight, bias, act, shortcut)
@@ -130,7 +131,7 @@ if HAS_TRITON:
         x_pointer, g_pointer, p_pointer, height, width, channels, strips,
         ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
-        """Partial gradients of the nine taps and of the bias: p (programs, 10, channels), summed outside."""
+        """Partial gradients, summed outside, in the order of memory of weight and bias: p (programs, 9 C + C)."""
         image, strip = tl.program_id(0) // strips, tl.program_id(0) % strips
         channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
         ok = channel < channels
@@ -164,17 +165,18 @@ if HAS_TRITON:
                 bias += here
                 above = here
                 here = below
-        out = p_pointer + tl.program_id(0).to(tl.int64) * 10 * channels + channel
-        tl.store(out + 0 * channels, tl.sum(p00, 0)[None, :], mask=ok)
-        tl.store(out + 1 * channels, tl.sum(p01, 0)[None, :], mask=ok)
-        tl.store(out + 2 * channels, tl.sum(p02, 0)[None, :], mask=ok)
-        tl.store(out + 3 * channels, tl.sum(p10, 0)[None, :], mask=ok)
-        tl.store(out + 4 * channels, tl.sum(p11, 0)[None, :], mask=ok)
-        tl.store(out + 5 * channels, tl.sum(p12, 0)[None, :], mask=ok)
-        tl.store(out + 6 * channels, tl.sum(p20, 0)[None, :], mask=ok)
-        tl.store(out + 7 * channels, tl.sum(p21, 0)[None, :], mask=ok)
-        tl.store(out + 8 * channels, tl.sum(p22, 0)[None, :], mask=ok)
-        tl.store(out + 9 * channels, tl.sum(bias, 0)[None, :], mask=ok)
+        out = p_pointer + tl.program_id(0).to(tl.int64) * 10 * channels
+        taps = out + channel * 9
+        tl.store(taps + 0, tl.sum(p00, 0)[None, :], mask=ok)
+        tl.store(taps + 1, tl.sum(p01, 0)[None, :], mask=ok)
+        tl.store(taps + 2, tl.sum(p02, 0)[None, :], mask=ok)
+        tl.store(taps + 3, tl.sum(p10, 0)[None, :], mask=ok)
+        tl.store(taps + 4, tl.sum(p11, 0)[None, :], mask=ok)
+        tl.store(taps + 5, tl.sum(p12, 0)[None, :], mask=ok)
+        tl.store(taps + 6, tl.sum(p20, 0)[None, :], mask=ok)
+        tl.store(taps + 7, tl.sum(p21, 0)[None, :], mask=ok)
+        tl.store(taps + 8, tl.sum(p22, 0)[None, :], mask=ok)
+        tl.store(out + 9 * channels + channel, tl.sum(bias, 0)[None, :], mask=ok)
 
     def _tile(height: int, width: int, channels: int) -> dict[str, int]:
         """Rows a program walks down, and the columns and channels it carries."""
@@ -186,77 +188,103 @@ if HAS_TRITON:
         return tile | {"num_warps": 2}
 
     def _cut(height: int, width: int, channels: int, columns: int, most: int) -> dict[str, int]:
-        wide = min(most if channels % most == 0 else 64, triton.next_power_of_2(channels))
-        columns = min(columns, triton.next_power_of_2(width))
+        wide = power_of_2(min(most if channels % most == 0 else 64, channels))
+        columns = power_of_2(min(columns, width))
         return dict(ROWS=min(7, height), COLUMNS=columns, CHANNELS=wide, num_warps=4 if wide == 128 else 2)
 
-    def _launch(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor, tile: dict, **switches: bool | int) -> Tensor:
-        batch, height, width, channels = x.shape
-        y = torch.empty_like(x)
+    @planned
+    def _convolving(
+        batch: int, height: int, width: int, channels: int,
+        back: bool, flip: bool, post: bool, slope: int, shortcut: bool, bias: bool,
+    ) -> Launch:  # fmt: skip
+        tile = (_gradient_tile if back else _tile)(height, width, channels)
         grid = (
-            batch * triton.cdiv(height, tile["ROWS"]),
-            triton.cdiv(width, tile["COLUMNS"]),
-            triton.cdiv(channels, tile["CHANNELS"]),
+            batch * parts(height, tile["ROWS"]),
+            parts(width, tile["COLUMNS"]),
+            parts(channels, tile["CHANNELS"]),
         )
-        launch(_conv_kernel, grid, x, weight, bias, other, y, height, width, channels, **switches, **tile)
+        switches = dict(FLIP=flip, POST=post, SLOPE=slope, SHORTCUT=shortcut, BIAS=bias)
+        return Launch(_conv_kernel, grid, height, width, channels, **switches, **tile)
+
+    @planned
+    def _weighing(batch: int, height: int, width: int, channels: int) -> tuple[int, Launch]:
+        """Programs that make the gradients of weight and bias, and their launch."""
+        tile = _gradient_tile(height, width, channels) | {"ROWS": min(16, height)}
+        strips = parts(height, tile["ROWS"])
+        grid = (batch * strips, parts(channels, tile["CHANNELS"]))
+        return grid[0], Launch(_weight_kernel, grid, height, width, channels, strips, **tile)
+
+    def _convolve(sizes: tuple[int, ...], x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
+        """x, of any shape, in memory as sizes (B, H, W, C) say -> y of that shape."""
+        y = torch.empty_like(x)
+        source = F.gelu(x) if act == 1 else x
+        _convolving(*sizes, False, False, act == 2, 0, shortcut, True)(source, weight, bias, x, y)
         return y
+
+    def _differentiate(
+        sizes: tuple[int, ...], g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of x, weight and bias; the last two may be parts of one memory."""
+        if act == 2:
+            behind = torch.empty_like(x)
+            _convolving(*sizes, True, False, False, 2, shortcut, True)(x, weight, bias, g, behind)
+            g = behind
+        g_x = torch.empty_like(x)
+        _convolving(*sizes, True, True, False, int(act == 1), shortcut, False)(g, weight, bias, x, g_x)
+        programs, weigh = _weighing(*sizes)
+        partial = torch.empty(programs, 10 * sizes[3], dtype=torch.float32, device=x.device)
+        weigh(F.gelu(x) if act == 1 else x, g, partial)
+        taps, shift = partial.sum(0).split((weight.numel(), bias.numel()))
+        return g_x, in_type(taps.view(weight.shape), weight.dtype), in_type(shift, bias.dtype)
+
+    class _Depthwise(torch.autograd.Function):
+        """Of maps (B, C, H, W), channels-last: what is no operator needs no views of them."""
+
+        @staticmethod
+        def forward(ctx, features: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
+            _save(ctx, (features, weight, bias, act, shortcut), None)
+            return _convolve(_sizes(features), features, weight, bias, act, shortcut)
+
+        @staticmethod
+        def backward(ctx, g: Tensor):
+            features, weight, bias = ctx.saved_tensors
+            g = g.contiguous(memory_format=torch.channels_last)
+            found = _differentiate(_sizes(features), g, features, weight, bias, ctx.act, ctx.shortcut)
+            return *found, None, None
+
+    def _sizes(features: Tensor) -> tuple[int, int, int, int]:
+        batch, channels, height, width = features.shape
+        return batch, height, width, channels
 
     def _forward(x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
         """x (B, H, W, C) -> y (B, H, W, C)."""
-        source = F.gelu(x) if act == 1 else x
-        tile = _tile(*x.shape[1:])
-        return _launch(source, weight, bias, x, tile, FLIP=False, POST=act == 2, SLOPE=0, SHORTCUT=shortcut, BIAS=True)
+        return _convolve(x.shape, x, weight, bias, act, shortcut)
 
     def _gradients(
         g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of x, weight and bias."""
-        batch, height, width, channels = x.shape
-        tile = _gradient_tile(height, width, channels)
-        switches = dict(POST=False, SHORTCUT=shortcut)
-        if act == 2:
-            g = _launch(x, weight, bias, g, tile, FLIP=False, SLOPE=2, BIAS=True, **switches)
-        g_x = _launch(g, weight, bias, x, tile, FLIP=True, SLOPE=int(act == 1), BIAS=False, **switches)
-        source = F.gelu(x) if act == 1 else x
-        tile |= {"ROWS": min(16, height)}
-        strips = triton.cdiv(height, tile["ROWS"])
-        partial = torch.empty(batch * strips, 10, channels, dtype=torch.float32, device=x.device)
-        grid = (batch * strips, triton.cdiv(channels, tile["CHANNELS"]))
-        launch(_weight_kernel, grid, source, g, partial, height, width, channels, strips, **tile)
-        taps, shift = partial.sum(0).split((9, 1))  # (9, C), (1, C)
-        return g_x, taps.t().reshape(weight.shape).to(weight.dtype).contiguous(), shift[0].to(bias.dtype).clone()
+        """Gradients of x, weight and bias, each in a memory of its own, as an operator must hand them over."""
+        g_x, g_weight, g_bias = _differentiate(x.shape, g, x, weight, bias, act, shortcut)
+        return g_x, g_weight.clone(), g_bias.clone()
 
-    class _Depthwise(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
-            _save(ctx, (x, weight, bias, act, shortcut), None)
-            with launched_directly():
-                return _forward(x, weight, bias, act, shortcut)
-
-        @staticmethod
-        def backward(ctx, g: Tensor):
-            with launched_directly():
-                return _backward(ctx, g, _gradients)
-
-    _op = triton_op("saccade::depthwise", _forward, mutates_args={})
-    _gradients_op = triton_op("saccade::depthwise_backward", _gradients, mutates_args={})
+    _op = triton_op("saccade::depthwise", traced(_forward), mutates_args={})
+    _gradients_op = triton_op("saccade::depthwise_backward", traced(_gradients), mutates_args={})
 
     def _save(ctx, inputs, output) -> None:
         x, weight, bias, ctx.act, ctx.shortcut = inputs
         ctx.save_for_backward(x, weight, bias)
 
-    def _backward(ctx, g: Tensor, gradients=_gradients_op):
+    def _backward(ctx, g: Tensor):
         x, weight, bias = ctx.saved_tensors
-        return *gradients(g.contiguous(), x, weight, bias, ctx.act, ctx.shortcut), None, None
+        return *_gradients_op(g.contiguous(), x, weight, bias, ctx.act, ctx.shortcut), None, None
 
     _op.register_autograd(_backward, setup_context=_save)
 
 
-def _fused(x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
-    """x (B, H, W, C), contiguous -> (B, H, W, C)."""
+def _fused(features: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
+    """features (B, C, H, W), channels-last in memory -> (B, C, H, W)."""
     if torch.compiler.is_compiling():
-        return _op(x, weight, bias, act, shortcut)
-    if learns(x, weight, bias):
-        return _Depthwise.apply(x, weight, bias, act, shortcut)
-    with launched_directly():
-        return _forward(x, weight, bias, act, shortcut)
+        return _op(features.permute(0, 2, 3, 1), weight, bias, act, shortcut).permute(0, 3, 1, 2)
+    if learns(features, weight, bias):
+        return _Depthwise.apply(features, weight, bias, act, shortcut)
+    return _convolve(_sizes(features), features, weight, bias, act, shortcut)

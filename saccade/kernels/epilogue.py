@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.kernels import HAS_TRITON
-from saccade.kernels.launch import start
+from saccade.kernels.launch import Launch, planned
 from saccade.kernels.norm_relu import Norm
 
 ACTS = {"": 0, "gelu": 1, "silu": 2}
@@ -46,15 +46,17 @@ if HAS_TRITON:
         gain, shift = _affine(w_pointer, b_pointer, m_pointer, v_pointer, channel, held, eps, NORM)
         tl.store(x_pointer + offset, (x * gain + shift).to(x_pointer.dtype.element_ty), mask=mask)
 
+    @planned
+    def _finishing(rows: int, channels: int, eps: float, bias: bool, act: str, kind: int) -> Launch:
+        grid, tile = cut(rows, channels)
+        return Launch(_epilogue_kernel, grid, rows, channels, eps, BIAS=bias, ACT=ACTS[act], NORM=kind, **tile)
+
 
 def epilogue(features: Tensor, bias: Tensor | None, act: str = "", norm: Norm | None = None) -> Tensor:
     """norm(act(features + bias)), written over `features`; (B, C, H, W), channels-last in memory."""
     channels = features.shape[1]
-    rows = features.numel() // channels
-    grid, tile = cut(rows, channels)
     kind, pointers = _pointers(norm, features)
-    start(
-        _epilogue_kernel, grid, features, features if bias is None else bias, *pointers, rows, channels,
-        0.0 if norm is None else norm.eps, BIAS=bias is not None, ACT=ACTS[act], NORM=kind, **tile,
-    )  # fmt: skip
+    eps = 0.0 if norm is None else norm.eps
+    start = _finishing(features.numel() // channels, channels, eps, bias is not None, act, kind)
+    start(features, features if bias is None else bias, *pointers)
     return features

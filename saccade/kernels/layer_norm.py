@@ -8,8 +8,9 @@ cast beforehand. Backward computes the gradient of the input and partial sums fo
 import torch
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON, learns
-from saccade.kernels.launch import launch, launched_directly
+from saccade.kernels import HAS_TRITON, in_order_of, in_type, learns
+from saccade.kernels.launch import Launch, planned, traced
+from saccade.kernels.sizes import parts, power_of_2
 
 PROGRAMS = 528  # of the backward pass: four for every multiprocessor of an H200, each walking over many rows
 
@@ -20,9 +21,10 @@ if HAS_TRITON:
 
     @triton.jit
     def _forward_kernel(
-        x_pointer, w_pointer, b_pointer, y_pointer, m_pointer, r_pointer, rows, channels, eps,
+        x_pointer, w_pointer, b_pointer, y_pointer, s_pointer, rows, channels, eps,
         ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
+        """The answer in y, mean and scale (1 / deviation) of every row in s (2, rows)."""
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         channel = tl.arange(0, CHANNELS)[None, :]
         mask = (row < rows)[:, None] & (channel < channels)
@@ -35,12 +37,12 @@ if HAS_TRITON:
         bias = tl.load(b_pointer + channel, mask=channel < channels, other=0.0).to(tl.float32)
         y = x * scale[:, None] * weight + bias
         tl.store(y_pointer + offset, y.to(y_pointer.dtype.element_ty), mask=mask)
-        tl.store(m_pointer + row, mean, mask=row < rows)
-        tl.store(r_pointer + row, scale, mask=row < rows)
+        tl.store(s_pointer + row, mean, mask=row < rows)
+        tl.store(s_pointer + rows + row, scale, mask=row < rows)
 
     @triton.jit
     def _backward_kernel(
-        g_pointer, x_pointer, w_pointer, m_pointer, r_pointer, d_pointer, p_pointer, rows, channels, step,
+        g_pointer, x_pointer, w_pointer, s_pointer, d_pointer, p_pointer, rows, channels, step,
         ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         channel = tl.arange(0, CHANNELS)[None, :]
@@ -54,8 +56,8 @@ if HAS_TRITON:
             offset = row.to(tl.int64)[:, None] * channels + channel
             g = tl.load(g_pointer + offset, mask=mask, other=0.0).to(tl.float32)
             x = tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32)
-            mean = tl.load(m_pointer + row, mask=row < rows, other=0.0)[:, None]
-            scale = tl.load(r_pointer + row, mask=row < rows, other=0.0)[:, None]
+            mean = tl.load(s_pointer + row, mask=row < rows, other=0.0)[:, None]
+            scale = tl.load(s_pointer + rows + row, mask=row < rows, other=0.0)[:, None]
             x = tl.where(mask, (x - mean) * scale, 0.0)
             to_weight += g * x
             to_bias += g
@@ -69,75 +71,89 @@ if HAS_TRITON:
 
     def _tile(channels: int) -> dict[str, int]:
         """Rows and channels of a program; few threads where a row is long, so that each sums more of it."""
-        width = triton.next_power_of_2(channels)
+        width = power_of_2(channels)
         elements, warps = (2048, 4) if width < 512 else (1024, 2)
         return dict(ROWS=max(1, elements // width), CHANNELS=width, num_warps=warps)
 
     def _gradient_tile(channels: int) -> dict[str, int]:
         """The same for gradients, of which short rows leave a thread more to carry."""
-        width = triton.next_power_of_2(channels)
+        width = power_of_2(channels)
         return dict(ROWS=max(1, 2048 // width), CHANNELS=width, num_warps=8 if width < 512 else 4)
 
-    def _forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        """x (…, C), contiguous -> y (…, C), and mean and scale of every row."""
-        channels = x.shape[-1]
-        rows = x.numel() // channels
+    @planned
+    def _forwards(rows: int, channels: int, eps: float) -> Launch:
         tile = _tile(channels)
-        y = torch.empty_like(x)
-        mean, scale = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
-        grid = (triton.cdiv(rows, tile["ROWS"]),)
-        launch(_forward_kernel, grid, x, weight, bias, y, mean, scale, rows, channels, eps, **tile)
-        return y, mean, scale
+        return Launch(_forward_kernel, (parts(rows, tile["ROWS"]),), rows, channels, eps, **tile)
 
-    def _gradients(g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient of x, and (2, C) of weight and bias."""
-        channels = x.shape[-1]
-        rows = x.numel() // channels
+    @planned
+    def _backwards(rows: int, channels: int) -> tuple[int, Launch]:
+        """Programs, and their launch."""
         tile = _gradient_tile(channels)
-        programs = min(PROGRAMS, triton.cdiv(rows, tile["ROWS"]))
+        programs = min(PROGRAMS, parts(rows, tile["ROWS"]))
+        return programs, Launch(_backward_kernel, (programs,), rows, channels, programs * tile["ROWS"], **tile)
+
+    def _forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """x (…, C), contiguous, or a channels-last map -> y like it, and mean and scale of every row (2, rows)."""
+        channels = weight.shape[0]
+        rows = x.numel() // channels
+        y = torch.empty_like(x)
+        statistics = torch.empty(2, rows, dtype=torch.float32, device=x.device)
+        _forwards(rows, channels, eps)(x, weight, bias, y, statistics)
+        return y, statistics
+
+    def _gradients(g: Tensor, x: Tensor, weight: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient of x, and (2, C) of weight and bias."""
+        channels = weight.shape[0]
+        programs, start = _backwards(x.numel() // channels, channels)
         g_x = torch.empty_like(x)
         partial = torch.empty(programs, 2, channels, dtype=torch.float32, device=x.device)
-        launch(
-            _backward_kernel, (programs,), g, x, weight, mean, scale, g_x, partial, rows, channels,
-            programs * tile["ROWS"], **tile,
-        )  # fmt: skip
+        start(g, x, weight, statistics, g_x, partial)
         return g_x, partial.sum(0)
 
     class _LayerNorm(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-            with launched_directly():
-                output = _forward(x, weight, bias, eps)
-            _save(ctx, (x, weight, bias, eps), output)
-            return output
+        def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+            y, statistics = _forward(x, weight, bias, eps)
+            ctx.save_for_backward(x, weight, statistics)
+            return y  # alone: for further outputs autograd would make gradients of zeros
 
         @staticmethod
-        def backward(ctx, g: Tensor, *_):
-            with launched_directly():
-                return _backward(ctx, g, gradients=_gradients)
+        def backward(ctx, g: Tensor):
+            x, weight, statistics = ctx.saved_tensors
+            g_x, shared = _gradients(in_order_of(x, g), x, weight, statistics)
+            return *_shared(g_x, shared, weight), None
 
-    _op = triton_op("saccade::layer_norm", _forward, mutates_args={})
-    _gradients_op = triton_op("saccade::layer_norm_backward", _gradients, mutates_args={})
+    _op = triton_op("saccade::layer_norm", traced(_forward), mutates_args={})
+    _gradients_op = triton_op("saccade::layer_norm_backward", traced(_gradients), mutates_args={})
 
     def _save(ctx, inputs, output) -> None:
         x, weight, _, _ = inputs
-        _, mean, scale = output
-        ctx.save_for_backward(x, weight, mean, scale)
-        ctx.mark_non_differentiable(mean, scale)
+        _, statistics = output
+        ctx.save_for_backward(x, weight, statistics)
+        ctx.mark_non_differentiable(statistics)
 
-    def _backward(ctx, g: Tensor, *_, gradients=_gradients_op):
-        x, weight, mean, scale = ctx.saved_tensors
-        g_x, shared = gradients(g.contiguous(), x, weight, mean, scale)
-        return g_x, shared[0].to(weight.dtype), shared[1].to(weight.dtype), None
+    def _backward(ctx, g: Tensor, *_):
+        x, weight, statistics = ctx.saved_tensors
+        return *_shared(*_gradients_op(g.contiguous(), x, weight, statistics), weight), None
+
+    def _shared(g_x: Tensor, shared: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        to_weight, to_bias = shared.unbind()
+        return g_x, in_type(to_weight, weight.dtype), in_type(to_bias, weight.dtype)
 
     _op.register_autograd(_backward, setup_context=_save)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """x (…, C), contiguous -> y (…, C)."""
+    return _op(x, weight, bias, eps)[0] if torch.compiler.is_compiling() else _started(x, weight, bias, eps)
+
+
+def channel_norm(features: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """The same over the channels of a map (B, C, H, W), channels-last in memory."""
     if torch.compiler.is_compiling():
-        return _op(x, weight, bias, eps)[0]
-    if learns(x, weight, bias):
-        return _LayerNorm.apply(x, weight, bias, eps)[0]
-    with launched_directly():
-        return _forward(x, weight, bias, eps)[0]
+        return _op(features.permute(0, 2, 3, 1), weight, bias, eps)[0].permute(0, 3, 1, 2)
+    return _started(features, weight, bias, eps)
+
+
+def _started(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return _LayerNorm.apply(x, weight, bias, eps) if learns(x, weight, bias) else _forward(x, weight, bias, eps)[0]

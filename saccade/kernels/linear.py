@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON
-from saccade.kernels.launch import start
+from saccade.kernels import HAS_TRITON, in_type
+from saccade.kernels.launch import Launch, planned
+from saccade.kernels.sizes import parts, power_of_2
 
 PROGRAMS = 528  # four for every multiprocessor of an H200, each walking over many rows
 
@@ -36,15 +37,22 @@ if HAS_TRITON:
         tl.store(p_pointer + tl.program_id(0) * channels + channel, tl.sum(total, 0)[None, :], mask=held)
 
 
+@planned
+def _adding(count: int, channels: int) -> tuple[int, "Launch"]:
+    """Programs that add up, and their launch."""
+    width = min(128, power_of_2(channels))
+    tall = max(1, min(8192 // width, power_of_2(count)))
+    across = parts(channels, width)
+    programs = max(1, min(parts(count, tall), PROGRAMS // across))
+    step, tile = programs * tall, dict(ROWS=tall, CHANNELS=width, num_warps=8)
+    return programs, Launch(_sum_kernel, (programs, across), count, channels, step, **tile)
+
+
 def column_sum(rows: Tensor) -> Tensor:
     """rows (N, C), contiguous -> sums (C), in float32."""
-    count, channels = rows.shape
-    width = min(128, triton.next_power_of_2(channels))
-    tile = dict(ROWS=max(1, min(8192 // width, triton.next_power_of_2(count))), CHANNELS=width, num_warps=8)
-    across = triton.cdiv(channels, width)
-    programs = max(1, min(triton.cdiv(count, tile["ROWS"]), PROGRAMS // across))
-    partial = torch.empty(programs, channels, dtype=torch.float32, device=rows.device)
-    start(_sum_kernel, (programs, across), rows, partial, count, channels, programs * tile["ROWS"], **tile)
+    programs, add_up = _adding(*rows.shape)
+    partial = torch.empty(programs, rows.shape[1], dtype=torch.float32, device=rows.device)
+    add_up(rows, partial)
     return partial.sum(0)
 
 
@@ -52,23 +60,29 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.dtypes = x.dtype, weight.dtype, bias.dtype
-        x, weight = x.to(dtype), weight.to(dtype)
+        x, weight = in_type(x, dtype), in_type(weight, dtype)
         ctx.save_for_backward(x, weight)
-        with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x, weight, bias.to(dtype))
+        return F.linear(x, weight, in_type(bias, dtype))  # in autocast's own type, so autocast leaves them alone
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, g: Tensor):
-        x, weight = ctx.saved_tensors
-        rows = g.contiguous().flatten(0, -2)
-        to_x, to_weight, to_bias = ctx.dtypes
-        with torch.autocast(x.device.type, enabled=False):
-            g_x = (rows @ weight).view(x.shape).to(to_x) if ctx.needs_input_grad[0] else None
-            g_weight = (rows.t() @ x.flatten(0, -2)).to(to_weight)
-        return g_x, g_weight, column_sum(rows).to(to_bias), None
+        kind = g.device.type
+        if torch.is_autocast_enabled(kind):  # a backward pass inside its context
+            with torch.autocast(kind, enabled=False):
+                return _gradients(ctx, g)
+        return _gradients(ctx, g)
+
+
+def _gradients(ctx, g: Tensor):
+    x, weight = ctx.saved_tensors
+    rows = g.contiguous().flatten(0, -2)
+    to_x, to_weight, to_bias = ctx.dtypes
+    g_x = in_type(torch.mm(rows, weight).view(x.shape), to_x) if ctx.needs_input_grad[0] else None
+    g_weight = in_type(torch.mm(rows.t(), x.flatten(0, -2)), to_weight)
+    return g_x, g_weight, in_type(column_sum(rows), to_bias), None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """x (…, C) -> (…, D), computed in `dtype`."""
+    """x (…, C) -> (…, D), computed in `dtype`, which is autocast's where that is on."""
     return _Linear.apply(x, weight, bias, dtype)

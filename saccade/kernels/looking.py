@@ -13,8 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON
-from saccade.kernels.launch import start
+from saccade.kernels import HAS_TRITON, in_type
+from saccade.kernels.launch import Launch, planned
+from saccade.kernels.sizes import parts, power_of_2
 
 MIXED, WARPS = 16, 4  # points of a token that `mix` works on at once, and with how many warps
 
@@ -183,29 +184,46 @@ if HAS_TRITON:
         tl.store(q_pointer + (token * points + p) * 2 + axis, centre + scale * (offset / spread) * size, mask=held)
 
     def _block(number: int) -> int:
-        return max(16, triton.next_power_of_2(number))
+        return max(16, power_of_2(number))
 
-    def _sizes(x: Tensor, points: Tensor, most: int) -> tuple[tuple[int, int], tuple[int, ...], dict[str, int]]:
-        """Grid, numbers that every kernel takes, blocks; a program takes `most` points of a token at most."""
-        batch, height, width, channels = x.shape
-        tokens, count = points.shape[1], points.shape[2]
-        blocks = dict(P=min(most, _block(count)), C=_block(channels))
-        return (batch * tokens, triton.cdiv(count, blocks["P"])), (height, width, channels, count, tokens), blocks
+    @planned
+    def _sampling(backward: bool, x_shape: tuple[int, ...], tokens: int, points: int) -> Launch:
+        """A program takes 16 points of a token."""
+        batch, height, width, channels = x_shape
+        kernel, grid = _sample_backward_kernel if backward else _sample_kernel, (batch * tokens, parts(points, 16))
+        return Launch(kernel, grid, height, width, channels, points, tokens, P=16, C=_block(channels))
+
+    @planned
+    def _mixing(
+        x_shape: tuple[int, ...], tokens: int, points: int, steps: tuple[int, int], exact: bool, most: int, warps: int
+    ) -> Launch:
+        """All points of a token in a program, `most` at once; `steps` from one token's matrices to the next one's."""
+        batch, height, width, channels = x_shape
+        block = min(64, _block(points))
+        chunk = min(most, block)
+        return Launch(
+            _mix_kernel, (batch * tokens, parts(points, block)), height, width, channels, points, tokens, *steps,
+            P=block, C=_block(channels), CHUNK=chunk, CHUNKS=parts(points, chunk),
+            PRECISION="ieee" if exact else "tf32", num_warps=warps,
+        )  # fmt: skip
+
+    @planned
+    def _placing(count: int, points: int, scale: float, eps: float, limit: float) -> Launch:
+        return Launch(_place_kernel, (count, 2), points, scale, eps, limit, P=_block(points))
 
     def _sample(x: Tensor, points: Tensor) -> Tensor:
         x, points = x.contiguous(), points.contiguous()
-        grid, numbers, blocks = _sizes(x, points, 16)
-        y = x.new_empty(*points.shape[:3], x.shape[3])
-        start(_sample_kernel, grid, x, points, y, *numbers, **blocks)
+        batch, tokens, count, _ = points.shape
+        y = x.new_empty(batch, tokens, count, x.shape[3])
+        _sampling(False, x.shape, tokens, count)(x, points, y)
         return y
 
     def _sample_gradients(g: Tensor, x: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
         x, points = x.contiguous(), points.contiguous()
-        grid, numbers, blocks = _sizes(x, points, 16)
         to_x = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         to_points = torch.empty_like(points)
-        start(_sample_backward_kernel, grid, g.contiguous(), x, points, to_x, to_points, *numbers, **blocks)
-        return to_x.to(x.dtype), to_points
+        _sampling(True, x.shape, points.shape[1], points.shape[2])(g.contiguous(), x, points, to_x, to_points)
+        return in_type(to_x, x.dtype), to_points
 
     class _Sample(torch.autograd.Function):
         @staticmethod
@@ -223,16 +241,11 @@ if HAS_TRITON:
     ) -> Tensor:  # fmt: skip
         if not mixes(channel_weights, point_weights):  # a compiler may hand them on in another order
             channel_weights, point_weights = channel_weights.contiguous(), point_weights.contiguous()
-        grid, numbers, blocks = _sizes(x, points, 64)
-        y = channel_weights.new_empty(*points.shape[:3], x.shape[3])
-        precision = "ieee" if channel_weights.dtype == torch.float32 else "tf32"
-        chunk = min(MIXED, blocks["P"])
-        blocks |= dict(CHUNK=chunk, CHUNKS=triton.cdiv(points.shape[2], chunk))
-        start(
-            _mix_kernel, grid, x.contiguous(), points.contiguous(), channel_weights, point_weights, channel_bias,
-            point_bias, y, *numbers,
-            channel_weights.stride(1), point_weights.stride(1), PRECISION=precision, num_warps=WARPS, **blocks,
-        )  # fmt: skip
+        batch, tokens, count, _ = points.shape
+        y = channel_weights.new_empty(batch, tokens, count, x.shape[3])
+        steps, exact = (channel_weights.stride(1), point_weights.stride(1)), channel_weights.dtype == torch.float32
+        start = _mixing(x.shape, tokens, count, steps, exact, MIXED, WARPS)
+        start(x.contiguous(), points.contiguous(), channel_weights, point_weights, channel_bias, point_bias, y)
         return y
 
     _sample_op = custom_op("saccade::sample", _sample, mutates_args=())
@@ -272,11 +285,8 @@ if HAS_TRITON:
             count, points = regions.shape[0] * regions.shape[1], grid.numel() // 2
             new = torch.empty_like(regions)
             places = regions.new_empty(*regions.shape[:2], points, 2)
-            start(
-                _place_kernel, (count, 2), deltas.contiguous(), regions, offsets.contiguous(), grid, new, places,
-                points, scale, eps, limit,
-                P=_block(points),
-            )  # fmt: skip
+            place = _placing(count, points, scale, eps, limit)
+            place(deltas.contiguous(), regions, offsets.contiguous(), grid, new, places)
             return new, places
 
         @staticmethod

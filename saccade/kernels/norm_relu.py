@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.kernels import HAS_TRITON
-from saccade.kernels.launch import start
+from saccade.kernels.launch import Launch, planned
 
 
 class Norm(NamedTuple):
@@ -79,27 +79,30 @@ if HAS_TRITON:
         x = tl.where(x < 0, 0.0, x)  # unlike a maximum, lets NaN through
         tl.store(x_pointer + offset, x.to(x_pointer.dtype.element_ty), mask=mask)
 
-    def _pointers(norm: Norm | None, like: Tensor) -> tuple[int, list[Tensor]]:
+    def _pointers(norm: Norm | None, like: Tensor) -> tuple[int, tuple[Tensor, ...]]:
+        """What kind of norm it is, and its weight, bias, mean and variance; something else where there is none."""
         if norm is None:
-            return 0, [like] * 4
-        rest = (norm.weight, norm.mean, norm.variance)
-        weight, mean, variance = (norm.bias if value is None else value for value in rest)
-        kind = 2 if norm.mean is not None else 3 if norm.weight is not None else 1
-        return kind, [weight, norm.bias, mean, variance]
+            return 0, (like, like, like, like)
+        bias, weight, mean, variance, _ = norm
+        if mean is not None and variance is not None:
+            return 2, (bias if weight is None else weight, bias, mean, variance)
+        return (1, (bias, bias, bias, bias)) if weight is None else (3, (weight, bias, bias, bias))
+
+    @planned
+    def _plan(rows: int, channels: int, eps: float, other_eps: float, kind: int, shortcut: bool, other: int) -> Launch:
+        grid, tile = cut(rows, channels)
+        switches = dict(NORM=kind, SHORTCUT=shortcut, OTHER=other)
+        return Launch(_kernel, grid, rows, channels, eps, other_eps, **switches, **tile)
 
 
 def norm_relu(features: Tensor, norm: Norm, shortcut: Tensor | None = None, other: Norm | None = None) -> Tensor:
     """relu(norm(features) + other(shortcut)), written over `features`; (B, C, H, W), channels-last in memory."""
     channels = features.shape[1]
-    rows = features.numel() // channels
-    grid, tile = cut(rows, channels)
     kind, pointers = _pointers(norm, features)
     other_kind, other_pointers = _pointers(other, features)
-    start(
-        _kernel, grid, features, *pointers, features if shortcut is None else shortcut, *other_pointers, rows, channels,
-        norm.eps,
-        0.0 if other is None else other.eps, NORM=kind, SHORTCUT=shortcut is not None, OTHER=other_kind, **tile,
-    )  # fmt: skip
+    eps, added = (norm.eps, 0.0 if other is None else other.eps), shortcut is not None
+    start = _plan(features.numel() // channels, channels, *eps, kind, added, other_kind)
+    start(features, *pointers, features if shortcut is None else shortcut, *other_pointers)
     return features
 
 

@@ -22,7 +22,9 @@ AVAILABLE = torch.backends.mkldnn.is_available() and all(
 
 def suits(features: Tensor) -> bool:
     """Whether this is plain inference on a CPU."""
-    if not AVAILABLE or not isinstance(features, Tensor) or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not AVAILABLE or torch.is_grad_enabled() or not isinstance(features, Tensor) or features.is_cuda:
+        return False
+    if torch.compiler.is_compiling():
         return False
     plain = features.device.type == "cpu" and features.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     quiet = kernels._switch["on"] and torch.backends.mkldnn.enabled and not torch.jit.is_tracing()

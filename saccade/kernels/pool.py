@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON
-from saccade.kernels.launch import start
+from saccade.kernels import HAS_TRITON, in_type
+from saccade.kernels.launch import Launch, planned
 from saccade.kernels.linear import column_sum
 from saccade.kernels.norm_relu import Norm
+from saccade.kernels.sizes import parts, power_of_2
 
 WIDEST = 512  # channels
 
@@ -140,18 +141,42 @@ if HAS_TRITON:
         where = torch.empty_like(pooled, dtype=torch.uint8) if learn else pooled
         scale = torch.empty(shape, dtype=torch.float32, device=features.device) if learn and pixels else pooled
         kind, pointers = _pointers(norm, features)
-        eps, multiplied = pixels or (0.0, 1.0)
-        tile = _tile(out_width, channels, 1024 if learn else 2048)
-        start(
-            _pool_kernel, (batch * out_height, triton.cdiv(out_width, tile["COLUMNS"])), features, *pointers, pooled,
-            where, scale, height, width, out_height, out_width, channels, 0.0 if norm is None else norm.eps, eps,
-            multiplied, NORM=kind, RELU=relu, PIXELS=pixels is not None, LEARN=learn, **tile,
-        )  # fmt: skip
+        eps = 0.0 if norm is None else norm.eps
+        start = _pooling(batch, height, width, channels, eps, kind, relu, pixels, learn)
+        start(features, *pointers, pooled, where, scale)
         return pooled, where, scale
 
     def _tile(width: int, channels: int, elements: int = 2048) -> dict[str, int]:
-        wide = max(16, triton.next_power_of_2(channels))
-        return dict(COLUMNS=max(1, min(elements // wide, triton.next_power_of_2(width))), CHANNELS=wide)
+        wide = max(16, power_of_2(channels))
+        return dict(COLUMNS=max(1, min(elements // wide, power_of_2(width))), CHANNELS=wide)
+
+    @planned
+    def _pooling(
+        batch: int, height: int, width: int, channels: int, eps: float, kind: int, relu: bool,
+        pixels: PixelNorm | None, learn: bool,
+    ) -> Launch:  # fmt: skip
+        out_height, out_width = (height + 1) // 2, (width + 1) // 2
+        tile = _tile(out_width, channels, 1024 if learn else 2048)
+        return Launch(
+            _pool_kernel, (batch * out_height, parts(out_width, tile["COLUMNS"])), height, width, out_height,
+            out_width, channels, eps, *(pixels or (0.0, 1.0)), NORM=kind, RELU=relu, PIXELS=pixels is not None,
+            LEARN=learn, **tile,
+        )  # fmt: skip
+
+    @planned
+    def _opening(rows: int, channels: int, pixels: PixelNorm | None) -> Launch:
+        wide = max(16, power_of_2(channels))
+        tall = max(1, 2048 // wide)
+        return Launch(
+            _open_kernel, (parts(rows, tall),), rows, channels, pixels.scale if pixels else 1.0,
+            PIXELS=pixels is not None, ROWS=tall, CHANNELS=wide,
+        )  # fmt: skip
+
+    @planned
+    def _going_back(batch: int, height: int, width: int, channels: int) -> Launch:
+        tile = _tile(width, channels)
+        grid = (batch * height, parts(width, tile["COLUMNS"]))
+        return Launch(_back_kernel, grid, height, width, (height + 1) // 2, (width + 1) // 2, channels, **tile)
 
     class _Pool(torch.autograd.Function):
         @staticmethod
@@ -168,23 +193,15 @@ if HAS_TRITON:
             where, *normed = ctx.saved_tensors
             batch, channels, height, width = ctx.shape
             g = g.permute(0, 2, 3, 1).contiguous()
-            rows, wide = g.numel() // channels, max(16, triton.next_power_of_2(channels))
+            rows = g.numel() // channels
             if ctx.relu or ctx.pixels:
                 pooled, scale = normed or (g, g)
-                opened, tall = torch.empty_like(g), max(1, 2048 // wide)
-                multiplied = ctx.pixels.scale if ctx.pixels else 1.0
-                start(
-                    _open_kernel, (triton.cdiv(rows, tall),), g, pooled, where, scale, opened, rows, channels,
-                    multiplied, PIXELS=ctx.pixels is not None, ROWS=tall, CHANNELS=wide,
-                )  # fmt: skip
+                opened = torch.empty_like(g)
+                _opening(rows, channels, ctx.pixels)(g, pooled, where, scale, opened)
                 g = opened
             g_features = torch.empty(batch, height, width, channels, dtype=g.dtype, device=g.device)
-            tile = _tile(width, channels)
-            start(
-                _back_kernel, (batch * height, triton.cdiv(width, tile["COLUMNS"])), g, where, g_features, height,
-                width, g.shape[1], g.shape[2], channels, **tile,
-            )  # fmt: skip
-            g_bias = None if ctx.bias_type is None else column_sum(g.view(rows, channels)).to(ctx.bias_type)
+            _going_back(batch, height, width, channels)(g, where, g_features)
+            g_bias = None if ctx.bias_type is None else in_type(column_sum(g.view(rows, channels)), ctx.bias_type)
             return g_features.permute(0, 3, 1, 2), g_bias, None, None
 
 

@@ -1,6 +1,7 @@
 """A map as rows of channels, one tile of it to a program: what the kernels that touch every value once share."""
 
 from saccade.kernels.launch import HAS_TRITON
+from saccade.kernels.sizes import parts, power_of_2
 
 if HAS_TRITON:
     import triton
@@ -16,6 +17,6 @@ if HAS_TRITON:
 
     def cut(rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
         """Programs over a map, and the tile of each: 4096 values, of at most 128 channels."""
-        width = min(128, triton.next_power_of_2(channels))
-        tile = dict(ROWS=max(1, min(4096 // width, triton.next_power_of_2(rows))), CHANNELS=width)
-        return (triton.cdiv(rows, tile["ROWS"]), triton.cdiv(channels, width)), tile
+        width = min(128, power_of_2(channels))
+        tile = dict(ROWS=max(1, min(4096 // width, power_of_2(rows))), CHANNELS=width)
+        return (parts(rows, tile["ROWS"]), parts(channels, width)), tile

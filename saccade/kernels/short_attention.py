@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.kernels import HAS_TRITON, learns
-from saccade.kernels.launch import launch, launched_directly
+from saccade.kernels.launch import Launch, planned, traced
+from saccade.kernels.sizes import power_of_2
 
 LONGEST = 64  # vectors
 WIDEST = 64  # channels of a head
@@ -105,51 +106,45 @@ if HAS_TRITON:
         tl.store(d_pointer + offset + dim, to_key.to(dtype), mask=mask)
         tl.store(d_pointer + offset + 2 * dim, to_value.to(dtype), mask=mask)
 
-    def _tile(qkv: Tensor, num_heads: int) -> tuple[tuple[int, int], dict]:
-        batch, count, triple = qkv.shape
-        dim = triple // 3
+    @planned
+    def _attending(backward: bool, batch: int, count: int, dim: int, num_heads: int, exact: bool) -> Launch:
         width = dim // num_heads
         step = max(16, width)  # channels of a program: several small heads, or one
-        channels = triton.next_power_of_2(step)
-        rows = max(16, triton.next_power_of_2(count))
-        exact = "ieee" if qkv.dtype == torch.float32 else "tf32"
+        channels = power_of_2(step)
+        rows = max(16, power_of_2(count))
         # The scores live in registers: with fewer warps than these the backward pass spills (ptxas for sm_90a).
         warps = rows // 16 * (2 if channels == WIDEST else 1)
-        tile = dict(ROWS=rows, CHANNELS=channels, STEP=step, WIDTH=width, EXACT=exact, num_warps=warps)
-        return (batch, dim // step), tile
+        precision = "ieee" if exact else "tf32"
+        tile = dict(ROWS=rows, CHANNELS=channels, STEP=step, WIDTH=width, EXACT=precision, num_warps=warps)
+        kernel = _backward_kernel if backward else _forward_kernel
+        return Launch(kernel, (batch, dim // step), count, dim, width**-0.5, **tile)
 
     def _forward(qkv: Tensor, num_heads: int) -> Tensor:
         """qkv (B, M, 3 D), contiguous -> mixed values (B, M, D)."""
         batch, count, triple = qkv.shape
-        dim = triple // 3
-        mixed = torch.empty(batch, count, dim, dtype=qkv.dtype, device=qkv.device)
-        grid, tile = _tile(qkv, num_heads)
-        launch(_forward_kernel, grid, qkv, mixed, count, dim, (dim // num_heads) ** -0.5, **tile)
+        mixed = torch.empty(batch, count, triple // 3, dtype=qkv.dtype, device=qkv.device)
+        _attending(False, batch, count, triple // 3, num_heads, qkv.dtype == torch.float32)(qkv, mixed)
         return mixed
 
     def _gradient(g: Tensor, qkv: Tensor, num_heads: int) -> Tensor:
         """Gradient of the mixed values (B, M, D) -> of qkv (B, M, 3 D)."""
-        _, count, triple = qkv.shape
-        dim = triple // 3
+        batch, count, triple = qkv.shape
         g_qkv = torch.empty_like(qkv)
-        grid, tile = _tile(qkv, num_heads)
-        launch(_backward_kernel, grid, g, qkv, g_qkv, count, dim, (dim // num_heads) ** -0.5, **tile)
+        _attending(True, batch, count, triple // 3, num_heads, qkv.dtype == torch.float32)(g, qkv, g_qkv)
         return g_qkv
 
     class _ShortAttention(torch.autograd.Function):
         @staticmethod
         def forward(ctx, qkv: Tensor, num_heads: int) -> Tensor:
             _save(ctx, (qkv, num_heads), None)
-            with launched_directly():
-                return _forward(qkv, num_heads)
+            return _forward(qkv, num_heads)
 
         @staticmethod
         def backward(ctx, g: Tensor):
-            with launched_directly():
-                return _backward(ctx, g, gradient=_gradient)
+            return _backward(ctx, g, gradient=_gradient)
 
-    _op = triton_op("saccade::short_attention", _forward, mutates_args={})
-    _gradient_op = triton_op("saccade::short_attention_backward", _gradient, mutates_args={})
+    _op = triton_op("saccade::short_attention", traced(_forward), mutates_args={})
+    _gradient_op = triton_op("saccade::short_attention_backward", traced(_gradient), mutates_args={})
 
     def _save(ctx, inputs, output) -> None:
         qkv, ctx.num_heads = inputs
@@ -168,5 +163,4 @@ def short_attention(qkv: Tensor, num_heads: int) -> Tensor:
         return _op(qkv, num_heads)
     if learns(qkv):
         return _ShortAttention.apply(qkv, num_heads)
-    with launched_directly():
-        return _forward(qkv, num_heads)
+    return _forward(qkv, num_heads)

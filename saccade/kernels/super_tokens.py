@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from saccade.kernels import HAS_TRITON, learns
-from saccade.kernels.launch import start
+from saccade.kernels.launch import Launch, planned
+from saccade.kernels.sizes import parts, power_of_2
 
 if HAS_TRITON:
     import triton
@@ -105,7 +106,8 @@ if HAS_TRITON:
             if MEAN:
                 weight += tl.load(w_pointer + sender, mask=inside, other=0.0)
         if MEAN:
-            total = total / (weight + eps)
+            weight += eps
+            total = total / weight
             tl.store(v_pointer + program, weight)
         target = t_pointer + program.to(tl.int64) * channels + channel
         tl.store(target, total.to(t_pointer.dtype.element_ty), mask=channel < channels)
@@ -128,50 +130,59 @@ if HAS_TRITON:
 
     def _sizes(x: Tensor, cell: int) -> tuple[int, int, int, int, int, int]:
         batch, height, width, channels = x.shape
-        return batch, height, width, channels, -(-height // cell), -(-width // cell)
+        return batch, height, width, channels, parts(height, cell), parts(width, cell)
 
-    def _blocks(cell: int, channels: int, dtype: torch.dtype) -> dict:
-        return dict(
-            P=max(16, triton.next_power_of_2(cell * cell)),
-            C=max(16, triton.next_power_of_2(channels)),
-            NINE=16,
-            PRECISION="ieee" if dtype == torch.float32 else "tf32",
-        )
+    def _blocks(cell: int, channels: int, exact: bool) -> dict:
+        pixels, wide = max(16, power_of_2(cell * cell)), max(16, power_of_2(channels))
+        return dict(P=pixels, C=wide, NINE=16, PRECISION="ieee" if exact else "tf32")
+
+    @planned
+    def _averaging(batch, height, width, channels, rows, columns, cell: int) -> Launch:
+        """The cells' means."""
+        grid, blocks = (batch * rows * columns,), _blocks(cell, channels, True)
+        numbers = height, width, channels, rows, columns, cell
+        return Launch(_mean_kernel, grid, *numbers, P=blocks["P"], C=blocks["C"])
+
+    @planned
+    def _sending(batch, height, width, channels, rows, columns, cell: int, exact: bool, known: bool) -> Launch:
+        """What every cell sends to its neighbours; scores of an association that is not known are made small."""
+        numbers = height, width, channels, rows, columns, cell, 1.0 if known else channels**-0.5
+        blocks = _blocks(cell, channels, exact)
+        return Launch(_group_kernel, (batch * rows * columns,), *numbers, KNOWN=known, **blocks)
+
+    @planned
+    def _collecting(batch: int, channels: int, rows: int, columns: int, eps: float, mean: bool) -> Launch:
+        wide = max(16, power_of_2(channels))
+        return Launch(_collect_kernel, (batch * rows * columns,), channels, rows, columns, eps, MEAN=mean, C=wide)
+
+    @planned
+    def _spreading(batch, height, width, channels, rows, columns, cell: int, exact: bool) -> Launch:
+        numbers = height, width, channels, rows, columns, cell
+        return Launch(_spread_kernel, (batch * rows * columns,), *numbers, **_blocks(cell, channels, exact))
 
     def _group(x: Tensor, cell: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, H, W, C) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P), weights of tokens."""
+        """x (B, H, W, C) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P), weights plus eps."""
         x = x.contiguous()
-        batch, height, width, channels, rows, columns = _sizes(x, cell)
-        blocks, cells = _blocks(cell, channels, x.dtype), (batch, rows, columns)
-        grid = (batch * rows * columns,)
-        means = torch.empty(*cells, channels, dtype=x.dtype, device=x.device)
-        start(_mean_kernel, grid, x, means, height, width, channels, rows, columns, cell, P=blocks["P"], C=blocks["C"])
-        association = torch.empty(*cells, 9, cell * cell, dtype=x.dtype, device=x.device)
-        sent = torch.empty(*cells, 9, channels, dtype=torch.float32, device=x.device)
-        weights = torch.empty(*cells, 9, dtype=torch.float32, device=x.device)
-        start(
-            _group_kernel, grid, x, means, association, sent, weights, height, width, channels, rows, columns, cell,
-            channels**-0.5, KNOWN=False, **blocks,
-        )  # fmt: skip
+        sizes = batch, _, _, channels, rows, columns = _sizes(x, cell)
+        means = torch.empty(batch, rows, columns, channels, dtype=x.dtype, device=x.device)
+        _averaging(*sizes, cell)(x, means)
+        association = torch.empty(batch, rows, columns, 9, cell * cell, dtype=x.dtype, device=x.device)
+        sent = torch.empty(batch, rows, columns, 9, channels, dtype=torch.float32, device=x.device)
+        weights = torch.empty(batch, rows, columns, 9, dtype=torch.float32, device=x.device)
+        _sending(*sizes, cell, x.dtype == torch.float32, False)(x, means, association, sent, weights)
         tokens = torch.empty_like(means)
-        weight = torch.empty(cells, dtype=torch.float32, device=x.device)
-        start(
-            _collect_kernel, grid, sent, weights, tokens, weight, channels, rows, columns, eps, MEAN=True, C=blocks["C"]
-        )
+        weight = torch.empty(batch, rows, columns, dtype=torch.float32, device=x.device)
+        _collecting(batch, channels, rows, columns, eps, True)(sent, weights, tokens, weight)
         return tokens, association, weight
 
     def _collect(x: Tensor, association: Tensor, cell: int) -> Tensor:
         """x (B, H, W, C), association -> sums (B, rows, columns, C) of what every pixel gives to every token."""
         x, association = x.contiguous(), association.contiguous()
-        batch, height, width, channels, rows, columns = _sizes(x, cell)
-        blocks, grid = _blocks(cell, channels, x.dtype), (batch * rows * columns,)
+        sizes = batch, _, _, channels, rows, columns = _sizes(x, cell)
         sent = torch.empty(batch, rows, columns, 9, channels, dtype=torch.float32, device=x.device)
-        start(
-            _group_kernel, grid, x, x, association, sent, sent, height, width, channels, rows, columns, cell, 1.0,
-            KNOWN=True, **blocks,
-        )  # fmt: skip
+        _sending(*sizes, cell, x.dtype == torch.float32, True)(x, x, association, sent, sent)
         total = torch.empty(batch, rows, columns, channels, dtype=x.dtype, device=x.device)
-        start(_collect_kernel, grid, sent, sent, total, sent, channels, rows, columns, 0.0, MEAN=False, C=blocks["C"])
+        _collecting(batch, channels, rows, columns, 0.0, False)(sent, sent, total, sent)
         return total
 
     def _spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: int) -> Tensor:
@@ -179,14 +190,12 @@ if HAS_TRITON:
         tokens, association = tokens.contiguous(), association.contiguous()
         batch, rows, columns, channels = tokens.shape
         y = torch.empty(batch, height, width, channels, dtype=tokens.dtype, device=tokens.device)
-        start(
-            _spread_kernel, (batch * rows * columns,), tokens, association, y, height, width, channels, rows, columns,
-            cell, **_blocks(cell, channels, tokens.dtype),
-        )  # fmt: skip
+        exact = tokens.dtype == torch.float32
+        _spreading(batch, height, width, channels, rows, columns, cell, exact)(tokens, association, y)
         return y
 
     def _save_group(ctx, inputs, output) -> None:
-        x, ctx.cell, ctx.eps = inputs
+        x, ctx.cell, _ = inputs
         _, association, weight = output
         ctx.size = x.shape[1], x.shape[2]
         ctx.save_for_backward(association, weight)
@@ -194,7 +203,7 @@ if HAS_TRITON:
 
     def _group_backward(ctx, g_tokens: Tensor, *_, back):
         association, weight = ctx.saved_tensors
-        scaled = (g_tokens / (weight + ctx.eps).unsqueeze(3)).to(association.dtype).contiguous()
+        scaled = (g_tokens / weight.unsqueeze(3)).to(association.dtype).contiguous()
         return back(scaled, association, ctx.cell, *ctx.size), None, None
 
     def _save_spread(ctx, inputs, output) -> None:
@@ -230,10 +239,11 @@ if HAS_TRITON:
 
     class _Group(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x: Tensor, cell: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-            output = _group(x, cell, eps)
+        def forward(ctx, x: Tensor, cell: int, eps: float) -> tuple[Tensor, Tensor]:
+            output = tokens, association, _ = _group(x, cell, eps)
             _save_group(ctx, (x, cell, eps), output)
-            return output
+            ctx.set_materialize_grads(False)  # of the association there is none: no memory of zeros for it
+            return tokens, association
 
         @staticmethod
         def backward(ctx, g_tokens: Tensor, *_):
@@ -252,9 +262,9 @@ if HAS_TRITON:
 
 def group(x: Tensor, cell: int, eps: float) -> tuple[Tensor, Tensor]:
     """x (B, H, W, C) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P)."""
-    fused = _group_op if torch.compiler.is_compiling() else _Group.apply if learns(x) else _group
-    tokens, association, _ = fused(x, cell, eps)
-    return tokens, association
+    if torch.compiler.is_compiling():
+        return _group_op(x, cell, eps)[:2]
+    return _Group.apply(x, cell, eps) if learns(x) else _group(x, cell, eps)[:2]
 
 
 def spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: int) -> Tensor:

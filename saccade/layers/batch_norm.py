@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from saccade.kernels import allowed, suits
 from saccade.kernels import batch_norm as kernels
+from saccade.kernels import suits
 
 
 class ChannelAffine(nn.Module):
@@ -35,53 +35,44 @@ def norm_relu(norm: nn.Module, features: Tensor, shortcut: Tensor | None = None)
 
 def learns_fused(norm: nn.Module, features: Tensor, shortcut: Tensor | None = None) -> bool:
     """Whether the kernel takes this: a plain norm that learns, on a GPU, channels last in memory."""
-    if not isinstance(features, Tensor) or not norm.training or not torch.is_grad_enabled():
+    if not norm.training or not isinstance(features, Tensor) or not torch.is_grad_enabled():
         return False
-    if torch.compiler.is_compiling() or not plain(norm) or not suits(features) or not allowed("batch_norm"):
+    if torch.compiler.is_compiling() or not suits(features) or not plain(norm):
         return False
     if features.numel() <= features.shape[1]:  # one value a channel has no deviation: the library says so
         return False
     if shortcut is not None and (shortcut.dtype != features.dtype or shortcut.shape != features.shape):
         return False
-    return all(in_rows(value) for value in (features, shortcut) if value is not None)
+    return in_rows(features) and (shortcut is None or in_rows(shortcut))
 
 
 def plain(norm: nn.Module) -> bool:
     """Whether a norm is the library's in all its parts, and nobody listens to it."""
-    if not isinstance(norm, _BatchNorm) or type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d):
+    if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d):
         return False
+    assert isinstance(norm, _BatchNorm)
     return norm.affine and norm.track_running_stats and norm.momentum is not None and not heard((norm,))
 
 
 def heard(layers: Iterable[nn.Module]) -> bool:
     """Whether somebody listens to one of these: then it must be called itself."""
-    return any(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks for layer in layers)
+    for layer in layers:  # noqa: SIM110 (asked for every layer of every step: a generator takes longer)
+        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks:
+            return True
+    return False
 
 
 def in_rows(features: Tensor) -> bool:
     """Whether the channels of a place lie together: maps (B, C, H, W), lists (N, C)."""
-    layout = torch.channels_last if features.ndim == 4 else torch.contiguous_format
-    return features.ndim in (2, 4) and features.is_contiguous(memory_format=layout)
+    if features.ndim == 4:
+        return features.is_contiguous(memory_format=torch.channels_last)
+    return features.ndim == 2 and features.is_contiguous()
 
 
 def fused_norm(
     norm: nn.Module, features: Tensor, relu: bool = False, shortcut: Tensor | None = None, gelu: bool = False
 ) -> Tensor:
     """A GELU, the norm, what is added to it, and ReLU in one; (B, C, H, W) or (N, C)."""
-    norm.num_batches_tracked.add_(1)
-    running = (norm.running_mean, norm.running_var)
-    x, other = as_rows(features), None if shortcut is None else as_rows(shortcut)
-    y = kernels.batch_norm(x, norm.weight, norm.bias, running, norm.momentum, norm.eps, relu, other, gelu)
-    return as_map(y, features.shape)
-
-
-def as_map(rows: Tensor, shape: torch.Size) -> Tensor:
-    """rows (N, C) as what they were made of, (B, C, H, W) or (N, C)."""
-    if len(shape) == 2:
-        return rows
-    batch, channels, height, width = shape
-    return rows.view(batch, height, width, channels).permute(0, 3, 1, 2)
-
-
-def as_rows(features: Tensor) -> Tensor:
-    return features if features.ndim == 2 else features.permute(0, 2, 3, 1).flatten(0, 2)
+    running, seen = (norm.running_mean, norm.running_var), norm.num_batches_tracked
+    numbers = norm.weight, norm.bias, running, norm.momentum, norm.eps
+    return kernels.batch_norm(features, *numbers, relu, shortcut, gelu, seen)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from saccade.kernels import batch_norm as kernels
 from saccade.kernels import learns, suits
-from saccade.layers.batch_norm import as_map, as_rows, heard, learns_fused
+from saccade.layers.batch_norm import heard, learns_fused
 from saccade.layers.norm import ChannelNorm
 
 
@@ -37,11 +37,8 @@ def norm_again(norm: nn.Module, features: Tensor) -> tuple[Tensor, Callable[[], 
 
 
 def batch_norm_again(norm: nn.Module, features: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-    norm.num_batches_tracked.add_(1)
-    running = (norm.running_mean, norm.running_var)
-    rows, again = kernels.batch_norm_again(as_rows(features), norm.weight, norm.bias, running, norm.momentum, norm.eps)
-    shape = features.shape
-    return as_map(rows, shape), lambda: as_map(again(), shape)
+    running, seen = (norm.running_mean, norm.running_var), norm.num_batches_tracked
+    return kernels.batch_norm_again(features, norm.weight, norm.bias, running, norm.momentum, norm.eps, seen)
 
 
 @torch.no_grad()

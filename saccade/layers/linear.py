@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.kernels import allowed, learns, onednn, suits
+from saccade.kernels import allowed, in_type, onednn, suits
 from saccade.kernels import linear as learning
 from saccade.kernels import linear_gelu as kernels
 from saccade.layers.batch_norm import fused_norm, heard, learns_fused
@@ -28,11 +28,13 @@ class Linear(nn.Linear):
 
 def learns_in_half(layer: nn.Linear, vectors: Tensor) -> bool:
     """Whether a layer learns from many rows, in half precision on a GPU."""
-    if not isinstance(vectors, Tensor) or torch.compiler.is_compiling() or layer.bias is None:
+    if not torch.is_grad_enabled() or not isinstance(vectors, Tensor) or torch.compiler.is_compiling():
+        return False
+    weight, bias = layer.weight, layer.bias  # every access to a parameter is a search
+    if bias is None or not weight.requires_grad or not bias.requires_grad or not suits(vectors):
         return False
     many = vectors.numel() >= MANY * vectors.shape[-1] and vectors.ndim > 1
-    trained = learns(vectors, layer.weight) and layer.weight.requires_grad and layer.bias.requires_grad
-    return many and trained and suits(vectors) and in_use(vectors) in HALVES
+    return many and in_use(vectors) in HALVES
 
 
 def linear_gelu(layer: nn.Linear, vectors: Tensor) -> Tensor:
@@ -63,7 +65,8 @@ def in_use(vectors: Tensor) -> torch.dtype:
 
 def gelu_inside(layer: nn.Linear, vectors: Tensor) -> Tensor:
     dtype = in_use(vectors)
-    rows, weight, bias = (value.to(dtype) for value in (vectors.flatten(0, -2), layer.weight, layer.bias))
+    rows = in_type(vectors.flatten(0, -2), dtype)
+    weight, bias = in_type(layer.weight, dtype), in_type(layer.bias, dtype)
     return kernels.linear_gelu(rows, weight, bias).view(*vectors.shape[:-1], -1)
 
 

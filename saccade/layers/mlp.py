@@ -80,7 +80,9 @@ class ConvMlp(nn.Module):
     @torch.jit.ignore
     def gelu_fits(self, features: Tensor) -> bool:
         """Whether the first layer's product may take the GELU that stands before the convolution along."""
-        first = isinstance(features, Tensor) and isinstance(self.conv, DepthwiseConv) and self.conv.act == "pre"
+        if torch.is_grad_enabled() or not isinstance(features, Tensor):
+            return False
+        first = isinstance(self.conv, DepthwiseConv) and self.conv.act == "pre"
         return first and self.plain() and fits_gelu(self.fc1, features.permute(0, 2, 3, 1))
 
     @torch.jit.ignore

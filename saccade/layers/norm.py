@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from saccade.kernels import allowed, suits
 from saccade.kernels import layer_norm as kernels
 
+WIDEST = 2048  # channels
+
 
 class TokenNorm(nn.LayerNorm):
     """LayerNorm over the last axis."""
@@ -24,7 +26,17 @@ class ChannelNorm(TokenNorm):
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, C, H, W)."""
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if fits_map(features):
+                return kernels.channel_norm(features, self.weight, self.bias, self.eps)
         return layer_norm(features.permute(0, 2, 3, 1), self.weight, self.bias, self.eps).permute(0, 3, 1, 2)
+
+
+@torch.jit.ignore
+def fits_map(features: Tensor) -> bool:
+    """Whether the kernel takes a map as it is: its channels last in memory, and not too many."""
+    known = isinstance(features, Tensor) and suits(features) and allowed("layer_norm")
+    return known and features.shape[1] <= WIDEST and features.is_contiguous(memory_format=torch.channels_last)
 
 
 def layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -34,7 +46,7 @@ def layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
     the map to every reader, which casts it again.
     """
     if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-        if suits(tokens) and allowed("layer_norm") and tokens.is_contiguous() and tokens.shape[-1] <= 2048:
+        if suits(tokens) and allowed("layer_norm") and tokens.is_contiguous() and tokens.shape[-1] <= WIDEST:
             return kernels.layer_norm(tokens, weight, bias, eps)
     low = tokens.dtype == torch.bfloat16 or tokens.dtype == torch.float16
     if low and not torch.jit.is_scripting():

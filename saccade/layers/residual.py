@@ -29,8 +29,13 @@ def fits_inference(
     if not suits(features) or not allowed("norm_relu"):
         return False
     convs, norms = (*convs, *(shortcut or ())[:1]), (*norms, *(shortcut or ())[1:])
-    known = all(type(conv) is nn.Conv2d for conv in convs) and all(type(norm) in NORMS for norm in norms)
-    return known and not heard((*convs, *norms)) and not any(norm.training for norm in norms)
+    for conv in convs:
+        if type(conv) is not nn.Conv2d:
+            return False
+    for norm in norms:
+        if type(norm) not in NORMS or norm.training:
+            return False
+    return not heard(convs) and not heard(norms)
 
 
 def fits_training(features: Tensor, norms: Sequence[nn.Module], acts: Sequence[nn.Module]) -> bool:
@@ -125,7 +130,9 @@ def fixed(norm: nn.Module) -> kernels.Norm:
 
 def is_usual_pool(pool: nn.Module) -> bool:
     """Whether this is ResNet's max pooling, heard by nobody."""
-    return type(pool) is nn.MaxPool2d and repr(pool) == repr(nn.MaxPool2d(3, 2, 1)) and not heard((pool,))
+    if type(pool) is not nn.MaxPool2d or pool.ceil_mode or pool.return_indices or heard((pool,)):
+        return False
+    return (pool.kernel_size, pool.stride, pool.padding, pool.dilation) == (3, 2, 1, 1)
 
 
 def bare(conv: nn.Conv2d, norm: nn.Module | None, features: Tensor) -> tuple[Tensor, kernels.Norm]:

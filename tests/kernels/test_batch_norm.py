@@ -97,3 +97,35 @@ def test_a_mean_far_from_zero_costs_no_digits():
 @pytest.mark.parametrize("shortcut", [False, True])
 def test_half_precision(shortcut, dtype):
     compare(5000, 64, True, shortcut, dtype, 1e-2 if dtype == torch.bfloat16 else 1e-3)
+
+
+@pytest.mark.parametrize("size", [(2, 12, 5, 3), (3, 16, 1, 1), (4, 1, 3, 2)])
+def test_a_map_is_its_rows_and_the_batches_are_counted(size):
+    from saccade.kernels.batch_norm import batch_norm
+
+    generator = torch.Generator().manual_seed(sum(size))
+    x, g = (torch.randn(size, generator=generator).to(DEVICE) for _ in range(2))
+    features = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight, bias = (torch.randn(size[1], generator=generator).to(DEVICE).requires_grad_() for _ in range(2))
+
+    def run(function, values):
+        running = torch.zeros(size[1], device=DEVICE), torch.ones(size[1], device=DEVICE)
+        seen = torch.tensor(3, device=DEVICE)
+        y = function(values, weight, bias, running, 0.1, 1e-5, True, values.detach(), False, seen)
+        assert seen == 4
+        return y, *torch.autograd.grad(y, [values, weight, bias], g), *running  # g is not channels-last
+
+    ours, theirs = run(batch_norm, features), run(batch_norm_twin, x.requires_grad_())
+    assert ours[0].stride() == features.stride()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_computed_again_it_is_the_same():
+    from saccade.kernels.batch_norm import batch_norm_again
+
+    x = torch.randn(2, 12, 5, 3, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    ones, zeros = torch.ones(12, device=DEVICE), torch.zeros(12, device=DEVICE)
+    y, again = batch_norm_again(x, ones, zeros, (zeros.clone(), ones.clone()), 0.1, 1e-5)
+    assert torch.equal(y, again())

