@@ -27,7 +27,7 @@ except ImportError:  # CPU-only installs have none
 MOST = 1024  # plans that are kept of a kind; a new size of picture makes a few more
 Made = TypeVar("Made")
 _plans: list[Any] = []
-_pointer, _dtype = Tensor.data_ptr, attrgetter("dtype")
+_pointer, _kind = Tensor.data_ptr, attrgetter("dtype", "device")
 # The same as torch.cuda's, which look first whether CUDA has been started: here there are tensors on it already.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -94,7 +94,7 @@ class Launch:
         if device != _current_device() and device >= 0:  # where Triton would start it; it says no to tensors of a CPU
             with torch.cuda.device(device):
                 return self(*tensors)
-        kind = device, *map(_dtype, tensors)
+        kind = device, *map(_kind, tensors)
         found = self.compiled.get(kind)
         aligned = reduce(or_, pointers) % 16 == 0  # what the compiled kernel takes for granted
         if found is None or not aligned or _heard():

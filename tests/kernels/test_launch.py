@@ -134,6 +134,18 @@ def test_another_type_is_compiled_by_itself(make):
 
 
 @needs_triton
+def test_a_tensor_on_another_device_goes_where_triton_looks_at_it(make):
+    """Triton says no to it; the short road would hand the kernel an address that is not there."""
+    kernel, x = Kernel(), torch.zeros(32)
+    kernel.arg_names = ("x_pointer", "y_pointer", "count", "WIDE")
+    start = make(kernel, (5,), 7, WIDE=64)
+    for other in (x, x, torch.zeros(32, device="meta"), x):
+        start(x, other)
+    assert roads(kernel)[:3] == ["long", "short", "long"]
+    assert roads(kernel)[3] == "short"
+
+
+@needs_triton
 def test_an_unaligned_pointer_never_takes_the_short_road(make):
     kernel, whole = Kernel(), torch.zeros(33)
     start = make(kernel, (1,), 7, WIDE=64)
