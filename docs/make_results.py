@@ -25,6 +25,8 @@ validation on the way, chosen by the same pictures it is measured on. Multiply-a
 A row that says "distilled" had a teacher beside the labels and started from what its note says: it had more help and
 more time than the rows without.
 """
+# Pictures of a set have its name (docs/make_scenes.py, docs/make_objects.py); CamVid's terms forbid to show its own.
+PICTURES = {"camvid": ("segments", "bundled photographs, and what the embedded segmenter, learned from camvid, says")}
 COLUMNS = {
     "classification": ("model", "M params", "M multiply-adds", "px", "final top-1", "best top-1", "top-5", "ECE",
                        "epochs", "min", "train images/s", "loader images/s"),
@@ -75,8 +77,9 @@ def page() -> str:
         parts.append(f"{classes}, {counts}.\n")
         parts.append(table(task, chosen))
         parts += [footnote(result) for result in chosen]
-        for picture in sorted((HERE / "pictures").glob(f"{data}.*")):  # docs/make_scenes.py, docs/make_objects.py
-            parts.append(f"\n![{data}: pictures, and what the models say](pictures/{picture.name})")
+        name, shown = PICTURES.get(data, (data, f"{data}: pictures, and what the models say"))
+        for picture in sorted((HERE / "pictures").glob(f"{name}.*")):
+            parts.append(f"\n![{shown}](pictures/{picture.name})")
         parts.append("")
     if not results:
         parts.append("No results yet.")
