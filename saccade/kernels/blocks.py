@@ -8,6 +8,7 @@ convolution needs.
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.library import custom_op
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from saccade.kernels import HAS_TRITON
@@ -83,6 +84,11 @@ if HAS_TRITON:
 
 def to_blocks(images: Tensor, dtype: torch.dtype, channels: int) -> Tensor:
     """images (B, 3, H, W) in any order of memory -> blocks (B, channels, H/2 + 3, W/2 + 3), channels-last."""
+    fused = _op if torch.compiler.is_compiling() else _to_blocks
+    return fused(images, dtype, channels).permute(0, 3, 1, 2)
+
+
+def _to_blocks(images: Tensor, dtype: torch.dtype, channels: int) -> Tensor:
     batch, _, height, width = images.shape
     rows, columns = (height + 1) // 2 + 3, (width + 1) // 2 + 3
     blocks = torch.empty(batch, rows, columns, channels, dtype=dtype, device=images.device)
@@ -91,4 +97,13 @@ def to_blocks(images: Tensor, dtype: torch.dtype, channels: int) -> Tensor:
         _blocks_kernel, (batch * rows, triton.cdiv(columns, across)), images, blocks, height, width, rows, columns,
         *images.stride(), WIDE=channels, LANES=LANES, COLUMNS=across,
     )  # fmt: skip
-    return blocks.permute(0, 3, 1, 2)
+    return blocks
+
+
+_op = custom_op("saccade::to_blocks", _to_blocks, mutates_args=())
+
+
+@_op.register_fake
+def _(images: Tensor, dtype: torch.dtype, channels: int) -> Tensor:
+    batch, _, height, width = images.shape
+    return images.new_empty(batch, (height + 1) // 2 + 3, (width + 1) // 2 + 3, channels, dtype=dtype)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.layers.batch_norm import fused_norm, learns_fused
-from saccade.layers.residual import conv_norm_relu, fits_inference
+from saccade.layers.residual import conv_norm_relu, fits_inference, folds_inside
 
 
 class ConvNormRelu(nn.Module):
@@ -19,11 +19,12 @@ class ConvNormRelu(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, D, H, W)."""
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-            if fits_inference(features, (self.conv,), (self.norm,)):
+        if not torch.jit.is_scripting():
+            layers = (self.conv,), (self.norm,)
+            if fits_inference(features, *layers) or folds_inside(features, *layers):
                 return conv_norm_relu(self.conv, self.norm, features)
         features = self.conv(features)
-        if not torch.jit.is_scripting():  # noqa: SIM102 (the same)
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
             if learns_fused(self.norm, features):
                 return fused_norm(self.norm, features, relu=True)
         return F.relu(self.norm(features))

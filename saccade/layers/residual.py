@@ -38,6 +38,25 @@ def fits_inference(
     return not heard(convs) and not heard(norms)
 
 
+def folds_inside(
+    features: Tensor, convs: Sequence[nn.Module], norms: Sequence[nn.Module], shortcut: nn.Sequential | None = None
+) -> bool:
+    """The same under a compiler: whether it may fold the norms at every call, and leave the rest to cuDNN.
+
+    That moves the weights once more, and saves a pass over every map.
+    """
+    if not isinstance(features, Tensor) or torch.is_grad_enabled() or not torch.compiler.is_compiling():
+        return False
+    if not allowed("conv_relu") or not suits(features) or in_use(features) != features.dtype:
+        return False
+    convs, norms = (*convs, *(shortcut or ())[:1]), (*norms, *(shortcut or ())[1:])
+    if any(type(conv) is not nn.Conv2d or not plain_conv(conv) for conv in convs) or heard(convs) or heard(norms):
+        return False
+    if any(type(norm) not in (nn.BatchNorm2d, nn.Identity) or norm.training for norm in norms):
+        return False
+    return all(cudnn.suits_shape(features, conv.weight) for conv in convs)
+
+
 def fits_training(features: Tensor, norms: Sequence[nn.Module], acts: Sequence[nn.Module]) -> bool:
     """Whether norms of a block may learn together with what stands behind them: on a GPU, heard by nobody."""
     if not isinstance(features, Tensor) or not torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -54,6 +73,8 @@ def conv_norm_relu(
     shortcut_norm: nn.Module | None = None,
 ) -> Tensor:
     """relu(norm(conv(features)) + shortcut), the shortcut by a convolution and a norm of its own where it has them."""
+    if torch.compiler.is_compiling():
+        return folded_conv_relu(conv, norm, features, shortcut, shortcut_conv, shortcut_norm)
     other = None
     if shortcut is not None and shortcut_conv is not None and shortcut_norm is not None:
         shortcut, other = bare(shortcut_conv, shortcut_norm, shortcut)
@@ -66,13 +87,47 @@ def conv_norm_relu(
     return (kernels.norm_relu if fused else kernels.norm_relu_twin)(raw, numbers, shortcut, other)
 
 
+def folded_conv_relu(
+    conv: nn.Conv2d,
+    norm: nn.Module,
+    features: Tensor,
+    shortcut: Tensor | None,
+    shortcut_conv: nn.Conv2d | None,
+    shortcut_norm: nn.Module | None,
+) -> Tensor:
+    """The same where `folds_inside` says so: norms folded into the weights on the way."""
+    weight, bias = fold(conv, norm, features.dtype)
+    if shortcut is not None and shortcut_conv is not None and shortcut_norm is not None:
+        other, more = fold(shortcut_conv, shortcut_norm, features.dtype)
+        layout = shortcut_conv.stride, shortcut_conv.padding, shortcut_conv.dilation
+        shortcut, bias = F.conv2d(shortcut, other, None, *layout), bias + more
+    return cudnn.conv_relu(features, weight, bias, conv.stride, conv.padding, conv.dilation, shortcut)
+
+
+def fold(conv: nn.Conv2d, norm: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the convolution with its norm, in the type of the map."""
+    bias = conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias
+    if isinstance(norm, nn.Identity):
+        return conv.weight.to(dtype), bias.to(dtype)
+    gain = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    return (conv.weight * gain.view(-1, 1, 1, 1)).to(dtype), (norm.bias + (bias - norm.running_mean) * gain).to(dtype)
+
+
+def plain_conv(conv: nn.Conv2d) -> bool:
+    """Whether a convolution has all channels in one group, and zeros around the map."""
+    return conv.groups == 1 and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+
+
 def ends_inside(conv: nn.Conv2d, features: Tensor, shortcut: Tensor | None) -> bool:
     """Whether bias, sum and ReLU can be left to cuDNN's convolution.
 
     Under autocast a float32 weight would be cast at every call: only a copy that is cast already takes this road.
     """
-    plain = conv.groups == 1 and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
-    return plain and in_use(features) == features.dtype and cudnn.suits(features, conv.weight, conv.bias, shortcut)
+    return (
+        plain_conv(conv)
+        and in_use(features) == features.dtype
+        and cudnn.suits(features, conv.weight, conv.bias, shortcut)
+    )
 
 
 def conv_norm_relu_pool(
@@ -89,9 +144,20 @@ def convolve(conv: nn.Conv2d, features: Tensor) -> Tensor:
     if is_usual_stem(conv) and suits(features) and not features.requires_grad:
         dtype, channels = in_use(features), blocks.wide(conv.out_channels)
         if dtype in HALVES and (conv.weight.dtype == dtype or torch.is_autocast_enabled(features.device.type)):
-            weigh = blocks.block_weight if torch.is_grad_enabled() else blocks.fixed_block_weight
+            changes = torch.is_grad_enabled() or torch.compiler.is_compiling()
+            weigh = blocks.block_weight if changes else blocks.fixed_block_weight
             return F.conv2d(blocks.to_blocks(features, dtype, channels), weigh(conv.weight, dtype, channels))
     return conv._conv_forward(features, conv.weight, None)
+
+
+def stem_conv(conv: nn.Conv2d, images: Tensor) -> Tensor:
+    """A stem's convolution as compilers get it: over blocks where it can be, and what follows is theirs."""
+    if not torch.compiler.is_compiling() or not allowed("to_blocks") or not suits(images):
+        return conv(images)
+    if type(conv) is not nn.Conv2d or heard((conv,)):
+        return conv(images)
+    raw = convolve(conv, images)
+    return raw if conv.bias is None else raw + conv.bias.to(raw.dtype).view(-1, 1, 1)
 
 
 def is_usual_stem(conv: nn.Conv2d) -> bool:

@@ -8,7 +8,7 @@ from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 
 from saccade.layers.batch_norm import fused_norm, heard, learns_fused, norm_relu
-from saccade.layers.residual import conv_norm_relu, fits_inference, fits_training
+from saccade.layers.residual import conv_norm_relu, fits_inference, fits_training, folds_inside
 
 
 def shortcut_layers(block: nn.Module) -> tuple[nn.Module, ...]:
@@ -56,7 +56,8 @@ class LeanBottleneck(Bottleneck):
 
     @torch.jit.ignore
     def lean(self, x: Tensor) -> bool:
-        return fits_inference(x, (self.conv1, self.conv2, self.conv3), (self.bn1, self.bn2, self.bn3), self.downsample)
+        layers = (self.conv1, self.conv2, self.conv3), (self.bn1, self.bn2, self.bn3), self.downsample
+        return fits_inference(x, *layers) or folds_inside(x, *layers)
 
     @torch.jit.ignore
     def answer(self, x: Tensor) -> Tensor:
@@ -87,7 +88,8 @@ class LeanBasicBlock(BasicBlock):
 
     @torch.jit.ignore
     def lean(self, x: Tensor) -> bool:
-        return fits_inference(x, (self.conv1, self.conv2), (self.bn1, self.bn2), self.downsample)
+        layers = (self.conv1, self.conv2), (self.bn1, self.bn2), self.downsample
+        return fits_inference(x, *layers) or folds_inside(x, *layers)
 
     @torch.jit.ignore
     def answer(self, x: Tensor) -> Tensor:

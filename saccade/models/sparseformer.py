@@ -27,7 +27,14 @@ from saccade.layers.batch_norm import heard
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
-from saccade.layers.residual import PixelNorm, conv_norm_relu_pool, conv_relu_pool, fits_inference, fits_training
+from saccade.layers.residual import (
+    PixelNorm,
+    conv_norm_relu_pool,
+    conv_relu_pool,
+    fits_inference,
+    fits_training,
+    stem_conv,
+)
 from saccade.models._build import build, choose, pretrained_cfg, register
 from saccade.tokens.locate import LocationAttention, locate
 from saccade.tokens.regions import (
@@ -105,7 +112,11 @@ class EarlyConv(nn.Module):
                     return conv_norm_relu_pool(self.conv, None, images, pixels)
                 if fits_training(images, (), ()):
                     return conv_relu_pool(self.conv, images, pixels)
-        return self.norm(F.relu(F.max_pool2d(self.conv(images), 3, stride=2, padding=1)))
+        if torch.jit.is_scripting():
+            features = self.conv(images)
+        else:
+            features = stem_conv(self.conv, images)
+        return self.norm(F.relu(F.max_pool2d(features, 3, stride=2, padding=1)))
 
 
 class PatchConv(nn.Module):

@@ -50,6 +50,7 @@ from saccade.layers.residual import (
     fits_training,
     is_usual_pool,
     pool_features,
+    stem_conv,
 )
 from saccade.models._build import build, choose, pretrained_cfg, register
 from saccade.models._resnet import LeanBasicBlock, LeanBottleneck
@@ -318,7 +319,10 @@ class VT(nn.Module):
                 bare = type(self.conv1) is nn.Conv2d and self.conv1.bias is None and not heard((self.conv1,))
                 raw = convolve(self.conv1, images) if bare else self.conv1(images)
                 return pool_features(self.maxpool, norm_relu(self.bn1, raw))
-        return self.maxpool(self.act1(self.bn1(self.conv1(images))))
+            features = stem_conv(self.conv1, images)
+        else:
+            features = self.conv1(images)
+        return self.maxpool(self.act1(self.bn1(features)))
 
     def forward_tokens(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> the last module's tokens (B, M, D)."""
