@@ -150,11 +150,11 @@ def convolve(conv: nn.Conv2d, features: Tensor) -> Tensor:
     return conv._conv_forward(features, conv.weight, None)
 
 
-def stem_conv(conv: nn.Conv2d, images: Tensor) -> Tensor:
-    """A stem's convolution as compilers get it: over blocks where it can be, and what follows is theirs."""
-    if not torch.compiler.is_compiling() or not allowed("to_blocks") or not suits(images):
+def stem_conv(conv: nn.Module, images: Tensor) -> Tensor:
+    """A stem's convolution with its bias, over blocks of pixels where it can be; under compilers too."""
+    if type(conv) is not nn.Conv2d or not isinstance(images, Tensor) or not suits(images) or heard((conv,)):
         return conv(images)
-    if type(conv) is not nn.Conv2d or heard((conv,)):
+    if not allowed("to_blocks"):
         return conv(images)
     raw = convolve(conv, images)
     return raw if conv.bias is None else raw + conv.bias.to(raw.dtype).view(-1, 1, 1)

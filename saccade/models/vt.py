@@ -39,13 +39,12 @@ from timm.models._features import feature_take_indices
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
-from saccade.layers.batch_norm import heard, norm_relu
+from saccade.layers.batch_norm import norm_relu
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, TokenTransformer
 from saccade.layers.residual import (
     conv_norm_relu,
     conv_norm_relu_pool,
-    convolve,
     fits_inference,
     fits_training,
     is_usual_pool,
@@ -316,9 +315,7 @@ class VT(nn.Module):
                     return conv_norm_relu_pool(self.conv1, self.bn1, images)
                 return self.maxpool(conv_norm_relu(self.conv1, self.bn1, images))
             if fits_training(images, (self.bn1,), (self.act1,)):
-                bare = type(self.conv1) is nn.Conv2d and self.conv1.bias is None and not heard((self.conv1,))
-                raw = convolve(self.conv1, images) if bare else self.conv1(images)
-                return pool_features(self.maxpool, norm_relu(self.bn1, raw))
+                return pool_features(self.maxpool, norm_relu(self.bn1, stem_conv(self.conv1, images)))
             features = stem_conv(self.conv1, images)
         else:
             features = self.conv1(images)

@@ -13,8 +13,11 @@ from saccade.layers.conv import ConvNormRelu
 from saccade.models._resnet import LeanBasicBlock, LeanBottleneck
 from tests.deploy.test_optimize import lived_in
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is asked itself, in test_whole_models")
-needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so blocks have no kernel")
+# On a GPU machine kernels are compiled, not interpreted, and take no tensors of a CPU.
+interpreted = pytest.mark.skipif(
+    not HAS_TRITON or torch.cuda.is_available(), reason="needs Triton's interpreter; with a GPU the last test asks it"
+)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="cuDNN needs a GPU")
 HALF = torch.bfloat16
 
 
@@ -107,7 +110,7 @@ def test_the_operator_keeps_its_word(gpu, shortcut):
         opcheck(torch.ops.saccade.conv_relu.default, args, test_utils=("test_schema", "test_faketensor"))
 
 
-@needs_triton
+@interpreted
 @pytest.mark.parametrize("name", ["sparseformer_nano", "vt_resnet18"])
 @pytest.mark.parametrize("size", [(40, 33), (64, 64)])
 def test_a_compiled_stem_learns_the_same_over_blocks(name, size, gpu):
@@ -143,7 +146,22 @@ class Stem(nn.Module):
         return self.model.forward_stem(images)
 
 
-@needs_triton
+@interpreted
 def test_blocks_keep_their_word():
     images = torch.randn(2, 3, 9, 7)
     opcheck(blocks._op, (images, HALF, 12), test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_static"))
+
+
+@needs_gpu
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["vt_resnet18", "vt_resnet50", "sparseformer_nano"])
+def test_a_compiled_model_answers_the_same_on_a_gpu(name):
+    torch.manual_seed(0)
+    model = lived_in(saccade.create_model(name, num_classes=7)).cuda().to(memory_format=torch.channels_last)
+    images = torch.randn(2, 3, 64, 64, device="cuda").contiguous(memory_format=torch.channels_last)
+    exact = model.double()(images.double())
+    model = model.float()
+    torch.compiler.reset()
+    with torch.autocast("cuda", HALF):
+        ours = torch.compile(model, fullgraph=True)(images)
+    assert (ours.double() - exact).norm() < 5e-2 * exact.norm()
