@@ -1,6 +1,7 @@
 """`saccade eval`: what a checkpoint is worth on a data set, by the measure of its task."""
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
-    from saccade.cli import settings
+    from saccade.data.open import find_splits
+    from saccade.data.open_videos import find_video_splits
     from saccade.engine.evaluate import evaluate_checkpoint
 
     evaluation, card, source = evaluate_checkpoint(
@@ -87,7 +89,7 @@ def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[st
         dtype,
         args.max_bad,
         tuple(args.views),
-        **settings(args.set),
+        **data_options(args.set, find_splits, find_video_splits),
     )
     shares = [None if share is None else round(share, 2) for share in evaluation.per_class]
     return {
@@ -104,7 +106,7 @@ def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[st
 
 
 def segmentation(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
-    from saccade.cli import settings
+    from saccade.data.open_masks import find_mask_splits
     from saccade.engine.evaluate_masks import evaluate_segmenter_checkpoint
     from saccade.tasks.inference import Inference
 
@@ -119,7 +121,7 @@ def segmentation(args: argparse.Namespace, device: str, dtype: Any) -> dict[str,
         device,
         dtype,
         args.max_bad,
-        **settings(args.set),
+        **data_options(args.set, find_mask_splits),
     )
     shares = [None if share is None else round(100 * share, 2) for share in evaluation.scores.iou]
     return {
@@ -137,7 +139,7 @@ def segmentation(args: argparse.Namespace, device: str, dtype: Any) -> dict[str,
 
 def detection(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
     """With --out also COCO's result files, detections.bbox.json and detections.segm.json."""
-    from saccade.cli import settings
+    from saccade.data.open_objects import find_object_splits
     from saccade.engine.evaluate_objects import evaluate_detector_checkpoint
 
     most = detections_that_count(args.checkpoint) if args.max_detections is None else args.max_detections
@@ -152,7 +154,7 @@ def detection(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, An
         dtype,
         args.max_bad,
         most,
-        **settings(args.set),
+        **data_options(args.set, find_object_splits),
     )
     files = []
     if args.out:
@@ -170,6 +172,24 @@ def detection(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, An
         "per_class": dict(zip(source.classes, shares, strict=True)),
         "results": [str(file) for file in files],
     }
+
+
+def data_options(pairs: Sequence[str], *finders: Callable[..., Any]) -> dict[str, Any]:
+    """--set of an evaluation: how the data is opened. What no finder takes is an error that names the nearest."""
+    from difflib import get_close_matches
+    from inspect import signature
+
+    from saccade.cli import settings
+
+    found = settings(pairs)
+    takes = {name: about for find in finders for name, about in signature(find).parameters.items()}
+    known = sorted(name for name, about in takes.items() if about.default is not about.empty and name != "size")
+    for key in found:
+        if key not in known:
+            near = get_close_matches(key, known, 1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise ValueError(f"--set {key}: no option of this data.{hint} There are {', '.join(known)}.")
+    return found
 
 
 def detections_that_count(checkpoint: str) -> int:

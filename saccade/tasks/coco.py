@@ -38,6 +38,8 @@ class CocoMetric:
         self.ground_truth = ground_truth
         self.category_ids = list(category_ids)
         self.kinds = ("bbox", "segm") if masks else ("bbox",)
+        if max_detections < 1:
+            raise ValueError(f"at least one detection of a picture must count, got max_detections={max_detections}.")
         self.max_detections = max_detections
         self.reset()
 

@@ -129,3 +129,12 @@ def test_explain_refuses_to_change_a_detector(capsys, folder, picture):
     code, _, err = run(capsys, "explain", str(picture), "--model", str(folder), "--set", "drop_path_rate=0.1")
     assert code == 1
     assert "opens as it is" in err
+
+
+def test_eval_says_what_is_wrong_with_an_option(capsys, sparse):
+    code, _, err = run(capsys, "eval", str(sparse), *EVAL, "--set", "scene=8")
+    assert code != 0
+    assert "Did you mean scenes?" in err
+    code, _, err = run(capsys, "eval", str(sparse), *EVAL, "--max-detections", "0")
+    assert code != 0
+    assert "at least one detection" in err
