@@ -114,8 +114,13 @@ def open_model(path: str | os.PathLike) -> tuple[nn.Module, Card]:
 def weights_file(path: str | os.PathLike) -> Path:
     """A run's folder stands for its best weights, a name such as "svit_nano.tiny_imagenet" for an embedded file."""
     path = Path(path)
-    if not path.is_dir():
-        return path if path.exists() else weights.find(str(path)) or path
+    if path.is_file():
+        return path
+    if not path.exists():
+        if (embedded := weights.find(str(path))) is not None:
+            return embedded
+        expected = f"a file of weights, a run's folder, or one of {', '.join(weights.embedded())}"
+        raise CheckpointError(f"no such checkpoint: {path}; expected {expected}.")
     for name in ("best.safetensors", "last.safetensors"):
         if (path / name).is_file():
             return path / name

@@ -148,8 +148,7 @@ def read_state_dict(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, 
         return unwrap(source)
     path = Path(source)
     if not path.is_file():
-        expected = "a file of weights, a run's folder, or embedded weights by name"
-        raise CheckpointError(f"no such checkpoint: {path}; expected {expected}.")
+        raise CheckpointError(f"no such checkpoint: {path}; expected a file of weights.")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
