@@ -36,7 +36,7 @@ class Model:
     head: str = ""
     head_kwargs: dict[str, Any] = field(default_factory=dict)
     checkpoint: str | None = None  # weights to start from; a classifier of another size is replaced
-    pretrained: bool = False  # weights that timm downloads, for timm's models
+    pretrained: bool = False  # weights that come with saccade, or that timm downloads
 
 
 @dataclass

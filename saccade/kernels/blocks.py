@@ -9,13 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from saccade.kernels import HAS_TRITON
+from saccade.kernels.kept import in_form
 from saccade.kernels.launch import start
 
 LANES = 16  # channels a program carries
-_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # weight -> {(type, channels): (state, over blocks)}
 
 
 def wide(out_channels: int) -> int:
@@ -39,25 +38,8 @@ def block_weight(weight: Tensor, dtype: torch.dtype, channels: int) -> Tensor:
 
 
 def fixed_block_weight(weight: Tensor, dtype: torch.dtype, channels: int) -> Tensor:
-    """The same, without gradient; of a frozen weight made once and kept as long as the weight is.
-
-    A weight that learns may change unseen (a replayed training step counts no version), so it is made every time.
-    """
-    if weight.requires_grad or weight.is_inference():
-        return block_weight(weight, dtype, channels)
-    kept: dict = _kept.get(weight) or {}
-    state = (weight._version, weight.data_ptr())
-    before = kept.get((dtype, channels))
-    if before is not None and before[0] == state:
-        return before[1]
-    with torch.inference_mode(False), torch.no_grad():
-        made = block_weight(weight, dtype, channels)
-        if weight.is_cuda and torch.cuda.is_current_stream_capturing():  # nothing is computed yet
-            return made
-        if before is not None and before[1].device == made.device:  # a recording may read it where it lies
-            made = before[1].copy_(made)
-        _kept[weight] = kept | {(dtype, channels): (state, made)}
-    return made
+    """The same, without gradient; of a frozen weight made once, see `in_form`."""
+    return in_form(weight, ("blocks", dtype, channels), lambda: block_weight(weight, dtype, channels))
 
 
 if HAS_TRITON:

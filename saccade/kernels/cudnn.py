@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.library import custom_op
 
 MOST = 2**31  # values of a map; beyond, the library cuts the batch, which it does not do for these
+# AMD's library answers to the same names, and has not been tried. Asked once: compilers cannot follow the question.
+THERE = torch.version.hip is None and torch.backends.cudnn.is_available()
 
 
 def suits(features: Tensor, weight: Tensor, bias: Tensor | None, shortcut: Tensor | None = None) -> bool:
@@ -34,12 +36,9 @@ def suits_shape(features: Tensor, weight: Tensor) -> bool:
 
 
 def available(features: Tensor) -> bool:
-    """Whether cuDNN is there and wanted. Runs that must repeat exactly are left to the library, which asks it for that.
-
-    AMD's library answers to the same names, and has not been tried.
-    """
-    there = features.is_cuda and torch.version.hip is None and torch.backends.cudnn.is_available()
-    return there and torch.backends.cudnn.enabled and not torch.are_deterministic_algorithms_enabled()
+    """Whether cuDNN is there and wanted; runs that must repeat exactly are left to the library, which sees to that."""
+    wanted = torch.backends.cudnn.enabled and not torch.are_deterministic_algorithms_enabled()
+    return THERE and features.is_cuda and wanted
 
 
 def conv_relu(

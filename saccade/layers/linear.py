@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from saccade.kernels import allowed, in_type, onednn, suits
 from saccade.kernels import linear as learning
 from saccade.kernels import linear_gelu as kernels
+from saccade.kernels.kept import in_form
 from saccade.layers.batch_norm import fused_norm, heard, learns_fused
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -71,7 +72,10 @@ def gelu_inside(layer: nn.Linear, vectors: Tensor) -> Tensor:
 
 
 class GroupedLinear(nn.Module):
-    """Channels in groups, each with its own matrix, without bias: a grouped 1x1 convolution, as one batched product."""
+    """Channels in groups, each with its own matrix, without bias: a grouped 1x1 convolution.
+
+    One product a group; in half precision on a GPU one for all, see `whole`.
+    """
 
     def __init__(self, in_dim: int, dim: int, groups: int):
         super().__init__()
@@ -83,6 +87,9 @@ class GroupedLinear(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """vectors (B, N, C) -> (B, N, D)."""
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if suits_whole(vectors):
+                return F.linear(vectors, whole(in_type(self.weight, in_use(vectors))))
         grouped = vectors.unflatten(2, (self.groups, -1))  # (B, N, groups, C/groups)
         return torch.einsum("bngc,gcd->bngd", grouped, self.weight).flatten(2)
 
@@ -151,7 +158,7 @@ class FixedLinear(nn.Module):
 
     def grouped(self, vectors: Tensor) -> Tensor:
         """vectors (B, N, C) -> (B, N, groups, D/groups)."""
-        return fixed_linear(vectors, self.weight, self.bias, self.groups)
+        return fixed_linear(vectors, self.weight, self.bias, self.groups, frozen=True)
 
 
 class FoldedLinearNorm(LinearNorm):
@@ -172,13 +179,35 @@ class FoldedLinearNorm(LinearNorm):
         return fixed_linear(vectors, scale_outputs(self.linear.weight, gain), bias, self.groups)
 
 
-def fixed_linear(vectors: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
-    """vectors (B, N, C) -> (B, N, groups, D/groups), group by group in memory, as attention by heads wants it."""
+def fixed_linear(vectors: Tensor, weight: Tensor, bias: Tensor, groups: int, frozen: bool = False) -> Tensor:
+    """vectors (B, N, C) -> (B, N, groups, D/groups), as attention by heads wants it.
+
+    Group by group in memory; vector by vector where one product is taken for all groups, see `suits_whole`.
+    """
     if groups == 1:
         return F.linear(vectors, weight, bias).unsqueeze(2)
+    if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+        if suits_whole(vectors):
+            weight = in_type(weight, in_use(vectors))
+            kept = frozen and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+            matrix = in_form(weight, "whole", lambda: whole(weight)) if kept else whole(weight)
+            return F.linear(vectors, matrix, bias).unflatten(2, (groups, -1))
     rows = vectors.flatten(0, 1).unflatten(1, (groups, -1)).transpose(0, 1)  # (groups, B * N, C/groups)
     found = torch.baddbmm(bias.unflatten(0, (groups, 1, -1)), rows, weight)
     return found.transpose(0, 1).unflatten(0, (vectors.shape[0], vectors.shape[1]))
+
+
+def suits_whole(vectors: Tensor) -> bool:
+    """Whether one large product is faster than one a group: the units for half precision of a GPU wait for memory."""
+    return isinstance(vectors, Tensor) and suits(vectors) and in_use(vectors) in HALVES
+
+
+def whole(weight: Tensor) -> Tensor:
+    """weight (groups, C/groups, D/groups) -> (D, C), zero between the groups; differentiable."""
+    groups, inputs, outputs = weight.shape
+    matrix = weight.new_zeros(groups, outputs, groups, inputs)
+    matrix.diagonal(dim1=0, dim2=2).copy_(weight.permute(2, 1, 0))  # (D/groups, C/groups, groups)
+    return matrix.view(groups * outputs, groups * inputs)
 
 
 def scale_outputs(weight: Tensor, gain: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import saccade
-from saccade.kernels import HAS_TRITON, blocks
+from saccade.kernels import HAS_TRITON, blocks, kept
 from saccade.kernels.blocks import block_weight, fixed_block_weight, to_blocks, to_blocks_twin
 from saccade.layers import residual
 from saccade.layers.residual import convolve
@@ -108,9 +108,9 @@ def test_a_frozen_weight_is_laid_out_once_and_again_when_it_changes():
     with torch.inference_mode():
         weight.add_(1)
         assert torch.equal(fixed_block_weight(weight, torch.float16, 12), block_weight(weight, torch.float16, 12))
-    count = len(blocks._kept)
+    count = len(kept._kept)
     del weight
-    assert len(blocks._kept) < count
+    assert len(kept._kept) < count
 
 
 def test_a_weight_that_learns_or_counts_no_versions_is_never_kept():
@@ -120,7 +120,7 @@ def test_a_weight_that_learns_or_counts_no_versions_is_never_kept():
         with torch.inference_mode():
             first = fixed_block_weight(weight, torch.float16, 12)
             assert fixed_block_weight(weight, torch.float16, 12) is not first
-        assert weight not in blocks._kept
+        assert weight not in kept._kept
 
 
 @torch.no_grad()
