@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from saccade.deploy.cuda_graph import CudaGraph
 from saccade.deploy.fold import fold_norms
+from saccade.kernels.kept import never_change
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -60,6 +61,7 @@ def optimize(
             cast(copy, dtype)
         if memory_format is not None:
             copy = copy.to(memory_format=memory_format)
+    never_change(copy.parameters())
     if dtype is not None or memory_format is not None:
         copy.register_forward_pre_hook(_CastInputs(dtype, memory_format))
     return CudaGraph(copy) if cuda_graph else copy

@@ -1,22 +1,29 @@
-"""Weights laid out another way, kept beside the frozen ones they are made of."""
+"""Weights laid out another way, kept beside the constant ones they are made of."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # weight -> {form: (state, the weight in that form)}
+_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # constant -> {form: (state, the weight in that form)}
+
+
+def never_change(weights: Iterable[Tensor]) -> None:
+    """Let other forms of these weights be kept as long as they are: those of a copy that only answers."""
+    for weight in weights:
+        _kept.setdefault(weight, {})
 
 
 def in_form(weight: Tensor, form: Hashable, make: Callable[[], Tensor]) -> Tensor:
-    """make(), without gradient; of a frozen weight made once for every form and kept as long as the weight is.
+    """make(), without gradient; of a weight said to `never_change` made once for every form.
 
-    A weight that learns may change unseen (a replayed training step counts no version), so it is made every time.
+    Only of those: a replayed training step and an average taken over many tensors at once change weights without
+    counting a version. A counted change (weights loaded, cast or moved) is seen.
     """
-    if weight.requires_grad or weight.is_inference():
+    kept: dict | None = _kept.get(weight)
+    if kept is None or weight.requires_grad or weight.is_inference():
         return make()
-    kept: dict = _kept.get(weight) or {}
     state = (weight._version, weight.data_ptr())
     before = kept.get(form)
     if before is not None and before[0] == state:

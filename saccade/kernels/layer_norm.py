@@ -24,7 +24,10 @@ if HAS_TRITON:
         x_pointer, w_pointer, b_pointer, y_pointer, s_pointer, rows, channels, eps,
         ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
-        """The answer in y, mean and scale (1 / deviation) of every row in s (2, rows)."""
+        """The answer in y, mean and scale (1 / deviation) of every row in s (2, rows).
+
+        Compilers (torch 2.11) hand numbers over as float64, and then all that they touch would be.
+        """
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         channel = tl.arange(0, CHANNELS)[None, :]
         mask = (row < rows)[:, None] & (channel < channels)
@@ -32,7 +35,7 @@ if HAS_TRITON:
         x = tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32)
         mean = tl.sum(x, 1) / channels
         x = tl.where(mask, x - mean[:, None], 0.0)
-        scale = tl.rsqrt(tl.sum(x * x, 1) / channels + eps)
+        scale = tl.rsqrt(tl.sum(x * x, 1) / channels + tl.cast(eps, tl.float32))
         weight = tl.load(w_pointer + channel, mask=channel < channels, other=0.0).to(tl.float32)
         bias = tl.load(b_pointer + channel, mask=channel < channels, other=0.0).to(tl.float32)
         y = x * scale[:, None] * weight + bias

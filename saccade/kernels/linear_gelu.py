@@ -1,7 +1,8 @@
-"""A linear layer whose GELU, in its tanh form, is computed inside the library's product; for inference on GPUs.
+"""Linear layers as one call of the library, with compilers too.
 
-Compilers know the library's call only as two steps, the product and a pass for the GELU. As an operator of our own they
-leave it whole.
+With a GELU, in its tanh form, inside the product, for inference on GPUs: compilers know that only as two steps, the
+product and a pass for the GELU. And without: where rows have an odd length, compilers pad them, and the library then
+adds the bias in a pass of its own. As operators of our own they are left whole.
 """
 
 import torch
@@ -18,9 +19,30 @@ def _inside(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True)
 
 
-_op = custom_op("saccade::linear_gelu", _inside, mutates_args=())
+def linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """rows (N, C), weight (D, C), bias (D) -> rows · weightᵀ + bias, (N, D)."""
+    return (_linear_op if torch.compiler.is_compiling() else _linear)(rows, weight, bias)
 
 
-@_op.register_fake
-def _(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.addmm(bias, rows, weight.t())
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _gradients(ctx, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows, weight = ctx.saved_tensors
+    return torch.mm(g, weight), torch.mm(g.t(), rows), g.sum(0)
+
+
+def _fake(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return rows.new_empty(rows.shape[0], weight.shape[0])
+
+
+_op = custom_op("saccade::linear_gelu", _inside, mutates_args=())
+_linear_op = custom_op("saccade::linear", _linear, mutates_args=())
+_op.register_fake(_fake)
+_linear_op.register_fake(_fake)
+_linear_op.register_autograd(_gradients, setup_context=_save)

@@ -248,9 +248,20 @@ if HAS_TRITON:
         start(x.contiguous(), points.contiguous(), channel_weights, point_weights, channel_bias, point_bias, y)
         return y
 
+    def _place(
+        deltas: Tensor, regions: Tensor, offsets: Tensor, grid: Tensor, scale: float, eps: float, limit: float
+    ) -> tuple[Tensor, Tensor]:
+        count, points = regions.shape[0] * regions.shape[1], grid.numel() // 2
+        new = torch.empty_like(regions)
+        places = regions.new_empty(*regions.shape[:2], points, 2)
+        start = _placing(count, points, scale, eps, limit)
+        start(deltas.contiguous(), regions.contiguous(), offsets.contiguous(), grid, new, places)
+        return new, places
+
     _sample_op = custom_op("saccade::sample", _sample, mutates_args=())
     _sample_gradients_op = custom_op("saccade::sample_backward", _sample_gradients, mutates_args=())
     _mix_op = custom_op("saccade::mix", _mix, mutates_args=())
+    _place_op = custom_op("saccade::place", _place, mutates_args=())
 
     @_sample_op.register_fake
     def _(x: Tensor, points: Tensor) -> Tensor:
@@ -267,6 +278,13 @@ if HAS_TRITON:
     ) -> Tensor:  # fmt: skip
         return channel_weights.new_empty(*points.shape[:3], x.shape[3])
 
+    @_place_op.register_fake
+    def _(
+        deltas: Tensor, regions: Tensor, offsets: Tensor, grid: Tensor, scale: float, eps: float, limit: float
+    ) -> tuple[Tensor, Tensor]:
+        new = torch.empty_like(regions)
+        return new, regions.new_empty(*regions.shape[:2], grid.numel() // 2, 2)
+
     def _save_sample(ctx, inputs, output) -> None:
         ctx.save_for_backward(*inputs)
 
@@ -282,12 +300,7 @@ if HAS_TRITON:
         def forward(ctx, twin, deltas, regions, offsets, grid, scale: float, eps: float, limit: float):
             ctx.save_for_backward(deltas, regions, offsets, grid)
             ctx.twin, ctx.constants = twin, (scale, eps)
-            count, points = regions.shape[0] * regions.shape[1], grid.numel() // 2
-            new = torch.empty_like(regions)
-            places = regions.new_empty(*regions.shape[:2], points, 2)
-            place = _placing(count, points, scale, eps, limit)
-            place(deltas.contiguous(), regions, offsets.contiguous(), grid, new, places)
-            return new, places
+            return _place(deltas, regions, offsets, grid, scale, eps, limit)
 
         @staticmethod
         def backward(ctx, g_regions: Tensor, g_points: Tensor):
@@ -334,5 +347,8 @@ def place(
     limit: float = 8.0,
 ) -> tuple[Tensor, Tensor]:
     """deltas (B, M, 4), regions (B, M, 4), offsets (B, M, 2 P) and their grid (2 P)
-    -> regions (B, M, 4), points (B, M, P, 2). `twin` is the same by the library, for the way back."""
+    -> regions (B, M, 4), points (B, M, P, 2). `twin` is the same by the library, for the way back, which compilers
+    do not have."""
+    if torch.compiler.is_compiling():
+        return _place_op(deltas, regions.contiguous(), offsets, grid, scale, eps, limit)
     return _Place.apply(twin, deltas, regions.contiguous(), offsets, grid, scale, eps, limit)

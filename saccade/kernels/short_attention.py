@@ -51,7 +51,8 @@ if HAS_TRITON:
     @triton.jit
     def _weights(query, key, scale, mine, held, EXACT: tl.constexpr):
         """Softmax over the keys of one head (M, M); channels of other heads count as zero."""
-        scores = tl.dot(tl.where(mine, query, 0.0).to(key.dtype), tl.trans(key), input_precision=EXACT) * scale
+        scores = tl.dot(tl.where(mine, query, 0.0).to(key.dtype), tl.trans(key), input_precision=EXACT)
+        scores = scores * tl.cast(scale, tl.float32)  # compilers (torch 2.11) hand it over as float64
         scores = tl.where(held, scores, float("-inf"))
         scores = tl.exp(scores - tl.max(scores, 1)[:, None])
         return scores / tl.sum(scores, 1)[:, None]
@@ -96,7 +97,8 @@ if HAS_TRITON:
             own = tl.where(mine, gradient, 0.0).to(value.dtype)  # of this head: zero in the channels of others
             to_value += tl.dot(tl.trans(weights.to(value.dtype)), own, input_precision=EXACT)
             along = tl.dot(own, tl.trans(value), input_precision=EXACT)  # gradient of the weights
-            along = weights * (along - tl.sum(weights * along, 1)[:, None]) * scale  # and of the scores
+            along = weights * (along - tl.sum(weights * along, 1)[:, None])
+            along = along * tl.cast(scale, tl.float32)  # and of the scores
             along = along.to(key.dtype)
             to_query += tl.where(mine, tl.dot(along, key, input_precision=EXACT), 0.0)
             asked = tl.where(mine, query, 0.0).to(key.dtype)

@@ -1,5 +1,7 @@
 """Linear layers over the channels of a list of vectors, with batch norm behind them: 1x1 convolutions on a list."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -54,8 +56,21 @@ def fits_gelu(layer: nn.Module, vectors: Tensor) -> bool:
     """Whether this is inference in half precision on a GPU, by a plain layer that nobody listens to."""
     if not isinstance(vectors, Tensor) or torch.is_grad_enabled() or not allowed("linear_gelu"):
         return False
+    return left_whole(layer, vectors) and vectors.is_contiguous()
+
+
+def linear_whole(layer: nn.Linear, vectors: Tensor) -> Tensor:
+    """layer(vectors), which a compiler on a GPU leaves to the library as it is, in half precision."""
+    if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+        if torch.compiler.is_compiling() and allowed("linear") and left_whole(layer, vectors):
+            return products(kernels.linear, layer, vectors)
+    return layer(vectors)
+
+
+def left_whole(layer: nn.Module, vectors: Tensor) -> bool:
+    """Whether this is half precision on a GPU, in a plain layer that nobody listens to."""
     plain = type(layer) in (nn.Linear, Linear) and layer.bias is not None and not heard((layer,))
-    return plain and suits(vectors) and in_use(vectors) in HALVES and vectors.is_contiguous()
+    return plain and isinstance(vectors, Tensor) and suits(vectors) and in_use(vectors) in HALVES
 
 
 def in_use(vectors: Tensor) -> torch.dtype:
@@ -65,10 +80,15 @@ def in_use(vectors: Tensor) -> torch.dtype:
 
 
 def gelu_inside(layer: nn.Linear, vectors: Tensor) -> Tensor:
+    return products(kernels.linear_gelu, layer, vectors)
+
+
+def products(run: Callable[[Tensor, Tensor, Tensor], Tensor], layer: nn.Linear, vectors: Tensor) -> Tensor:
+    """run(rows, weight, bias) in the type in use, (…, C) -> (…, D)."""
     dtype = in_use(vectors)
     rows = in_type(vectors.flatten(0, -2), dtype)
     weight, bias = in_type(layer.weight, dtype), in_type(layer.bias, dtype)
-    return kernels.linear_gelu(rows, weight, bias).view(*vectors.shape[:-1], -1)
+    return run(rows, weight, bias).view(*vectors.shape[:-1], -1)
 
 
 class GroupedLinear(nn.Module):

@@ -141,23 +141,47 @@ def conv_norm_relu_pool(
 
 def convolve(conv: nn.Conv2d, features: Tensor) -> Tensor:
     """The convolution without its bias; the usual stem's over blocks of pixels, in half precision on a GPU."""
-    if is_usual_stem(conv) and suits(features) and not features.requires_grad:
-        dtype, channels = in_use(features), blocks.wide(conv.out_channels)
-        if dtype in HALVES and (conv.weight.dtype == dtype or torch.is_autocast_enabled(features.device.type)):
-            changes = torch.is_grad_enabled() or torch.compiler.is_compiling()
-            weigh = blocks.block_weight if changes else blocks.fixed_block_weight
-            return F.conv2d(blocks.to_blocks(features, dtype, channels), weigh(conv.weight, dtype, channels))
-    return conv._conv_forward(features, conv.weight, None)
+    if not over_blocks(conv, features):
+        return conv._conv_forward(features, conv.weight, None)
+    dtype, channels = in_use(features), blocks.wide(conv.out_channels)
+    changes = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    weigh = blocks.block_weight if changes else blocks.fixed_block_weight
+    return F.conv2d(blocks.to_blocks(features, dtype, channels), weigh(conv.weight, dtype, channels))
+
+
+def over_blocks(conv: nn.Conv2d, images: Tensor) -> bool:
+    """Whether a stem's convolution runs over blocks of pixels. Its weight's gradient must not need blocks of twelve
+    channels, for which the library takes ten times as long as it saves.
+    """
+    if not is_usual_stem(conv) or not suits(images) or images.requires_grad:
+        return False
+    dtype = in_use(images)
+    learns = torch.is_grad_enabled() and conv.weight.requires_grad
+    if dtype not in HALVES or (learns and blocks.wide(conv.out_channels) == 12):
+        return False
+    return conv.weight.dtype == dtype or torch.is_autocast_enabled(images.device.type)
 
 
 def stem_conv(conv: nn.Module, images: Tensor) -> Tensor:
     """A stem's convolution with its bias, over blocks of pixels where it can be; under compilers too."""
-    if type(conv) is not nn.Conv2d or not isinstance(images, Tensor) or not suits(images) or heard((conv,)):
-        return conv(images)
-    if not allowed("to_blocks"):
+    if not stem_over_blocks(conv, images):
         return conv(images)
     raw = convolve(conv, images)
     return raw if conv.bias is None else raw + conv.bias.to(raw.dtype).view(-1, 1, 1)
+
+
+def stem_conv_pool(conv: nn.Module, images: Tensor) -> Tensor:
+    """The same, max-pooled by 3x3 with stride 2; a bias over blocks is added to what is left, with the same result."""
+    if not stem_over_blocks(conv, images):
+        return F.max_pool2d(conv(images), 3, stride=2, padding=1)
+    raw = F.max_pool2d(convolve(conv, images), 3, stride=2, padding=1)
+    return raw if conv.bias is None else raw + conv.bias.to(raw.dtype).view(-1, 1, 1)
+
+
+def stem_over_blocks(conv: nn.Module, images: Tensor) -> bool:
+    """Whether blocks are for this stem: a plain convolution that nobody listens to, where compilers may."""
+    plain = type(conv) is nn.Conv2d and isinstance(images, Tensor) and suits(images) and not heard((conv,))
+    return plain and allowed("to_blocks") and over_blocks(conv, images)
 
 
 def is_usual_stem(conv: nn.Conv2d) -> bool:

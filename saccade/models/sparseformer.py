@@ -33,7 +33,7 @@ from saccade.layers.residual import (
     conv_relu_pool,
     fits_inference,
     fits_training,
-    stem_conv,
+    stem_conv_pool,
 )
 from saccade.models._build import build, choose, pretrained_cfg, register
 from saccade.tokens.locate import LocationAttention, locate
@@ -113,10 +113,10 @@ class EarlyConv(nn.Module):
                 if fits_training(images, (), ()):
                     return conv_relu_pool(self.conv, images, pixels)
         if torch.jit.is_scripting():
-            features = self.conv(images)
+            features = F.max_pool2d(self.conv(images), 3, stride=2, padding=1)
         else:
-            features = stem_conv(self.conv, images)
-        return self.norm(F.relu(F.max_pool2d(features, 3, stride=2, padding=1)))
+            features = stem_conv_pool(self.conv, images)
+        return self.norm(F.relu(features))
 
 
 class PatchConv(nn.Module):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from saccade.kernels import allowed, suits
 from saccade.kernels import looking as kernels
 from saccade.layers.boxes import adjust, centre_and_size, from_centre
-from saccade.layers.linear import Linear
+from saccade.layers.linear import Linear, linear_whole
 from saccade.layers.norm import TokenNorm
 from saccade.layers.sampling import clamp_gradient, sample
 from saccade.tokens.trace import RegionTrace, TubeTrace
@@ -171,7 +171,7 @@ class AdaptiveDecoder(nn.Module):
 
     def forward(self, tokens: Tensor, features: Tensor, points: Tensor) -> Tensor:
         """tokens (B, M, D), features (B, C, H, W), points (B, M, P, 2) -> what to add to the tokens (B, M, D)."""
-        channel, point = self._matrices(self.to_weights(self.to_hidden(self.norm(tokens))))
+        channel, point = self._matrices(linear_whole(self.to_weights, self.to_hidden(self.norm(tokens))))
         mixed = sample_and_mix(features, points, channel, point, self.channel_bias, self.point_bias)
         return self.proj(mixed.flatten(2))
 
@@ -245,7 +245,9 @@ def sample_and_mix(
 
 
 def fits_kernels(tokens: Tensor, coordinates: Tensor) -> bool:
-    """Whether the fused kernels take these."""
+    """Whether the fused kernel takes these; under a compiler it has no way back."""
+    if torch.compiler.is_compiling() and torch.is_grad_enabled():
+        return False
     return coordinates.dtype == torch.float32 and suits(tokens, coordinates) and allowed("place")
 
 

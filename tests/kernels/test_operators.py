@@ -1,5 +1,9 @@
 """What compilers are told about the operators (shapes, strides, gradients, no hidden writes) is what they do."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.library import opcheck
@@ -60,10 +64,15 @@ def test_looking_operators_keep_their_word(make):
     assert torch.equal(looking._mix_op(*given[:2], *turned_round, *given[4:]), looking._mix_op(*given))
 
 
+def test_placing_keeps_its_word():
+    given = values(2, 3, 4), values(2, 3, 4).abs(), values(2, 3, 10), values(10), 1.0, 1e-5, 8.0
+    opcheck(looking._place_op, given, test_utils=CHECKS)
+
+
 def test_exported_programs_hold_no_kernels():
     class Asks(torch.nn.Module):
         def forward(self, x):
-            return x + (10 if allowed("mix") else 1), x + (10 if allowed("place") else 1)
+            return x + (10 if allowed("mix") else 1), x + (10 if allowed("norm_relu") else 1)
 
     x = torch.zeros(1)
     assert [float(y) for y in Asks()(x)] == [10, 10]
@@ -125,3 +134,29 @@ def test_nothing_here_runs_on_a_cpu_by_itself():
         features = values(1, 8, 8, 8).contiguous(memory_format=torch.channels_last)
         assert not SuperTokenizer(4).fits_kernel(features)
         assert torch.equal(TokenNorm(8)(features), torch.nn.functional.layer_norm(features, (8,), eps=1e-6))
+
+
+# Torch 2.11's compiler hands a Python number to a kernel as float64.
+NUMBERS_AS_FLOAT64 = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from saccade.kernels import layer_norm, short_attention
+
+norm = dict(ROWS=8, CHANNELS=128)
+heads = dict(ROWS=64, CHANNELS=16, STEP=16, WIDTH=4, EXACT="tf32")
+for kernel, pointers, constants in (
+    (layer_norm._forward_kernel, ["*bf16", "*fp32", "*fp32", "*bf16", "*fp32"], norm),
+    (short_attention._forward_kernel, ["*bf16"] * 2, heads),
+    (short_attention._backward_kernel, ["*bf16"] * 3, heads),
+):
+    kinds = dict(zip(kernel.arg_names, [*pointers, "i32", "i32", "fp64"])) | dict.fromkeys(constants, "constexpr")
+    text = triton.compile(ASTSource(kernel, kinds, constants), target=GPUTarget("cuda", 90, 32)).asm["ttir"]
+    print("xf64" in text, "f64" in text)
+"""
+
+
+def test_numbers_in_float64_leave_tensors_in_float32(tmp_path):
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", NUMBERS_AS_FLOAT64], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True"] * 3, done.stderr

@@ -7,7 +7,7 @@ from torch import nn
 from torch.library import opcheck
 
 import saccade
-from saccade.kernels import HAS_TRITON, blocks, cudnn, trusted
+from saccade.kernels import HAS_TRITON, blocks, cudnn, enabled, trusted
 from saccade.layers import residual
 from saccade.layers.conv import ConvNormRelu
 from saccade.models._resnet import LeanBasicBlock, LeanBottleneck
@@ -111,13 +111,28 @@ def test_the_operator_keeps_its_word(gpu, shortcut):
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["sparseformer_nano", "vt_resnet18"])
+@torch.no_grad()
 @pytest.mark.parametrize("size", [(40, 33), (64, 64)])
-def test_a_compiled_stem_learns_the_same_over_blocks(name, size, gpu):
+def test_a_compiled_stem_pools_before_it_adds_its_bias(size, gpu):
     torch.manual_seed(0)
-    model = saccade.create_model(name, num_classes=7).train()
-    stem = model.stem if name.startswith("sparse") else Stem(model)
-    weight = model.stem.conv.weight if name.startswith("sparse") else model.conv1.weight
+    stem = saccade.create_model("sparseformer_nano", num_classes=7).eval().stem
+    stem.conv.bias.normal_()
+    images = torch.randint(-4, 5, (2, 3, *size)).float().contiguous(memory_format=torch.channels_last)
+    stem.conv.weight.copy_(torch.randint(-8, 9, stem.conv.weight.shape) / 64)  # few digits: sums are exact
+    with torch.autocast("cpu", HALF):
+        with trusted():
+            expected, _ = compiled(stem, images)
+        ours, taken = compiled(stem, images)
+    assert len(taken) == 1
+    assert (ours - expected).norm() < 1e-2 * expected.norm()
+
+
+@interpreted
+@pytest.mark.parametrize("size", [(40, 33), (64, 64)])
+def test_a_compiled_stem_learns_the_same_over_blocks(size, gpu):
+    torch.manual_seed(0)
+    model = saccade.create_model("vt_resnet18", num_classes=7).train()
+    stem, weight = Stem(model), model.conv1.weight
     # Few digits: both convolutions are then exact, and pooling finds the same largest values behind them.
     images = torch.randint(-4, 5, (2, 3, *size)).float().contiguous(memory_format=torch.channels_last)
     weight.data = torch.randint(-8, 9, weight.shape) / 64
@@ -163,5 +178,11 @@ def test_a_compiled_model_answers_the_same_on_a_gpu(name):
     model = model.float()
     torch.compiler.reset()
     with torch.autocast("cuda", HALF):
-        ours = torch.compile(model, fullgraph=True)(images)
-    assert (ours.double() - exact).norm() < 5e-2 * exact.norm()
+        ours, twins = torch.compile(model, fullgraph=True)(images), with_twins(model, images)
+    # Fifty layers of random norms lose up to a fifth in half precision, in any order.
+    assert (ours.double() - exact).norm() < 2 * (twins.double() - exact).norm() + 1e-2 * exact.norm()
+
+
+def with_twins(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    with enabled(False):
+        return model(images)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.library import opcheck
 
 from saccade.layers import linear
-from saccade.layers.linear import fits_gelu, linear_gelu
+from saccade.layers.linear import fits_gelu, linear_gelu, linear_whole
 from saccade.layers.mlp import ConvMlp, TokenMlp
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -79,3 +79,34 @@ def test_compilers_take_it_whole(monkeypatch):
     assert torch.equal(answer, part(vectors))
     opcheck(torch.ops.saccade.linear_gelu.default, (vectors[0], part.fc1.weight, part.fc1.bias),
             test_utils=("test_schema", "test_faketensor"))  # fmt: skip
+
+
+@pytest.mark.parametrize("learning", [False, True])
+def test_compilers_leave_a_layer_with_odd_rows_to_the_library(monkeypatch, learning):
+    monkeypatch.setattr(linear, "suits", lambda *_: True)
+    torch.manual_seed(0)
+    layer, vectors = linear.Linear(16, 27), torch.randn(2, 9, 16)
+    vectors.requires_grad_(learning)
+    taken = []
+
+    def look(module: torch.fx.GraphModule, _):
+        taken.extend(node.target for node in module.graph.nodes if node.op == "call_function")
+        return module
+
+    torch.compiler.reset()
+    run = torch.compile(lambda x: linear_whole(layer, x), backend=look, fullgraph=True)
+    with torch.set_grad_enabled(learning), torch.autocast("cpu", torch.bfloat16):
+        ours, expected = run(vectors), layer(vectors)
+    assert torch.ops.saccade.linear.default in taken
+    assert ours.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, expected)
+    if learning:
+        g, given = torch.randn(2, 9, 27).bfloat16(), (vectors, *layer.parameters())
+        for a, b in zip(torch.autograd.grad(ours, given, g), torch.autograd.grad(expected, given, g), strict=True):
+            assert a.dtype == b.dtype
+            assert (a - b).norm() <= 1e-2 * b.norm()
+
+
+def test_the_plain_layer_keeps_its_word():
+    given = [torch.randn(size, requires_grad=True) for size in ((5, 4), (3, 4), (3,))]
+    opcheck(torch.ops.saccade.linear.default, given)
