@@ -26,7 +26,7 @@ OURS = ("svit_small", "paca_small", "sparseformer_tiny", "vt_resnet50")
 THEIRS = ("resnet50", "swin_tiny_patch4_window7_224", "pvt_v2_b2", "deit_small_patch16_224")
 MODELS = (*OURS, *THEIRS)
 SCALED = ("sparseformer_tiny", "paca_small", "svit_small", "swin_tiny_patch4_window7_224", "deit_small_patch16_224")
-SCALING = (224, 320, 448, 640, 896, 1024)
+SCALING = (224, 448, 640, 1024)
 FEW = (*OURS, "resnet50", "swin_tiny_patch4_window7_224")  # compiling takes its time
 COLUMNS = {  # what is compiled has its launches recorded, too: mode="reduce-overhead"
     "eager": dict(),
@@ -104,13 +104,21 @@ def table(out: Path, deadline: float, columns: list[str], rounds: int) -> None:
             )
         print(f"{name}: {time.time() - start:.0f} s", flush=True)
     if time.time() < deadline:
-        cases = [case(model, size, 8, cuda_graph=True) for model in SCALED for size in SCALING]
-        found, failures = run_column(cases, ceiling, 3)
-        save(out / "scaling.json", found, ceiling, failures)
-        for model in SCALED:
-            own = [row for row in found if row["model"] == model]
-            print(f"{model:<30}" + "".join(f"{row['size']:>6} px {1e3 * row['seconds']:7.2f} ms" for row in own))
+        scaling(out, ceiling)
     print(*notes, sep="\n", flush=True)
+
+
+def scaling(out: Path, ceiling=None) -> None:
+    """Cost against pixels, recorded, a batch of 8."""
+    ceiling = ceiling or measure_ceiling("cuda", torch.bfloat16)
+    cases = [case(model, size, 8, cuda_graph=True) for model in SCALED for size in SCALING]
+    found, failures = run_column(cases, ceiling, 3)
+    save(out / "scaling.json", found, ceiling, failures)
+    for model in SCALED:
+        own = [row for row in found if row["model"] == model]
+        print(
+            f"{model:<30}" + "".join(f"{row['size']:>6} px {1e3 * row['seconds']:7.2f} ms" for row in own), flush=True
+        )
 
 
 def warm(model: str) -> None:
@@ -144,6 +152,7 @@ def main() -> None:
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--scaling", action="store_true", help="cost against pixels alone")
     parser.add_argument("--at-once", type=int, default=8, help="models compiled at the same time")
     parser.add_argument("--warm-one", metavar="MODEL")
     args = parser.parse_args()
@@ -151,6 +160,8 @@ def main() -> None:
         warm(args.warm_one)
     elif args.warm:
         warm_all(args.at_once)
+    elif args.scaling:
+        scaling(args.out)
     else:
         table(args.out, time.time() + 60 * args.minutes, args.columns, args.rounds)
 

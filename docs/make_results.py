@@ -44,9 +44,10 @@ def add(run: Path, note: str = "", variant: str = "") -> Path:
     path = result["recipe"]["data"]["path"]
     for group, key in (("data", "path"), ("data", "val_path"), ("model", "checkpoint"), ("distill", "teacher")):
         value = result["recipe"][group][key]
-        if value and "/" in value:
-            result["recipe"][group][key] = Path(value).name
-            result["command"] = result["command"].replace(value, Path(value).name)
+        if value and "/" in value:  # several teachers are separated by commas
+            bare = ",".join(Path(part).name for part in value.split(","))
+            result["recipe"][group][key] = bare
+            result["command"] = result["command"].replace(value, bare)
     result["command"] = re.sub(r"--out \S*/", "--out runs/", result["command"])
     result["data"] = Path(path).name
     result["unreadable_pictures"] = []

@@ -31,8 +31,8 @@ original is not touched. Coordinates (SparseFormer's regions and points) stay fl
 
 In half precision on an NVIDIA GPU, channels last, a folded convolution takes its bias, the shortcut and the ReLU along
 (cuDNN's fused call), in VT's blocks and in the dense heads; the 7x7 stems of VT and SparseFormer run over blocks of 2x2
-pixels; VT's in training too. Under `torch.compile` the norm of an inference pass is folded on the way, for the same call.
-None of it happens in a layer that a hook listens to; the fused call not in runs that must repeat exactly
+pixels; VT's in training too. Under `torch.compile` the norm of an inference pass is folded on the way, for the same
+call. None of it happens in a layer that a hook listens to; the fused call not in runs that must repeat exactly
 (`torch.use_deterministic_algorithms(True)`) either.
 
 | where | what helps |
@@ -42,7 +42,7 @@ None of it happens in a layer that a hook listens to; the fused call not in runs
 | the same with fusion | `torch.compile(saccade.optimize(model), mode="reduce-overhead")` |
 | CPU | nothing to do: inference in float32 takes oneDNN's fused layers by itself, a few images at a time |
 | training | `torch.compile(model)`, bfloat16 autocast, `model.to(memory_format=torch.channels_last)` |
-| training, one shape, no compiler | `torch.cuda.make_graphed_callables(model, (images,))` under `autocast(…, cache_enabled=False)` |
+| training, one shape | `torch.cuda.make_graphed_callables(model, (images,))`, in `autocast(…, cache_enabled=False)` |
 
 A CUDA graph has one shape: another batch size raises an error that says so; `reset()` lets another shape in.
 

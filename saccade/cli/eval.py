@@ -5,11 +5,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from saccade.cli.task_options import SEGMENTATION, Options, add_inference_arguments, check_options
+
 HELP = "evaluate a checkpoint: accuracy and calibration, mIoU, or AP; every class; the papers' protocol"
 EXAMPLE = """saccade eval runs/first --data scenes
          saccade eval svit_small.pth --data imagenet/ --split val --size 384 --crop-pct 1.0
          saccade eval runs/masks --data ade20k/ --scales 0.5 0.75 1 1.25 1.5 1.75 --flip
          saccade eval runs/boxes --data coco/ --split val --out results"""
+OPTIONS: Options = SEGMENTATION | {
+    "crop_pct": (("classification",), None),
+    "views": (("classification",), (1, 1)),
+    "flip": (("classification", "segmentation"), False),
+    "max_detections": (("detection",), None),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--views", type=int, nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="of a video (papers: 4 3)"
     )
+    parser.add_argument(
+        "--flip", action="store_true", help="average with the mirrored picture: classification, segmentation"
+    )
     parser.add_argument("--per-class", action="store_true", help="list every class, not only the ten weakest")
     add_inference_arguments(parser)
     group = parser.add_argument_group("detection")
@@ -36,15 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of a picture and class that count (default: as the run was validated, else COCO's 100)",
     )
-
-
-def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
-    """How a segmenter is asked."""
-    group = parser.add_argument_group("segmentation")
-    group.add_argument("--window", type=int, metavar="PX", help="slide a window of this side; 0: the whole picture")
-    group.add_argument("--stride", type=int, default=0, metavar="PX", help="of the window (default: 2/3 of it)")
-    group.add_argument("--scales", type=float, nargs="+", default=[1.0], metavar="X", help="average over these sizes")
-    group.add_argument("--flip", action="store_true", help="average with the mirrored picture")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     device = pick_device(args.device)
     dtype = None if args.precision == "float32" else getattr(torch, args.precision)
     task = read_task_card(args.checkpoint).task
+    check_options(args, task, OPTIONS)
     evaluate = {"classification": classification, "segmentation": segmentation, "detection": detection}[task]
     document = evaluate(args, device, dtype)
     document["machine"] = machine(torch.device(device))
@@ -89,6 +92,7 @@ def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[st
         dtype,
         args.max_bad,
         tuple(args.views),
+        args.flip,
         **data_options(args.set, find_splits, find_video_splits),
     )
     shares = [None if share is None else round(share, 2) for share in evaluation.per_class]
@@ -99,6 +103,7 @@ def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[st
         "data": str(args.data),
         "size": args.size or card.preprocess.size,
         "crop_pct": args.crop_pct or card.preprocess.crop_pct,
+        "flip": args.flip,
         **evaluation.summary(),
         "measure": "top-1 %",
         "per_class": dict(zip(source.classes, shares, strict=True)),

@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from saccade.cli.eval import add_inference_arguments
+from saccade.cli.task_options import SEGMENTATION, Options, add_inference_arguments, check_options
 
 HELP = "predict on pictures or videos: classes, a class for every pixel, or objects; drawn, and as JSON"
 EXAMPLE = "saccade predict runs/masks photo.jpg folder/ --out predictions"
 LARGEST = 2_000_000  # pixels that are looked at as a whole, unless --window says otherwise
+OPTIONS: Options = SEGMENTATION | {
+    "top": (("classification",), 5),
+    "views": (("classification",), (1, 1)),
+    "threshold": (("detection",), 0.5),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--views", type=int, nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="of a video (papers: 4 3)"
     )
     parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
-    add_inference_arguments(parser)
+    segmentation = add_inference_arguments(parser)
+    segmentation.add_argument("--flip", action="store_true", help="average with the mirrored picture")
     group = parser.add_argument_group("detection")
     group.add_argument("--threshold", type=float, default=0.5, metavar="X", help="least score of a detection")
 
@@ -46,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     device = torch.device(pick_device(args.device))
     model, card = open_task_model(args.checkpoint)
+    check_options(args, card.task, OPTIONS)
     predict = {"classification": classify, "segmentation": segment, "detection": detect}[card.task]
     model.to(device)
     found, bad = [], []

@@ -54,8 +54,12 @@ def evaluate_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     bad: Any = None,
+    flip: bool = False,
 ) -> Evaluation:
-    """Run `model` over uint8 batches; `dtype` turns autocast on; `bad` counts unreadable pictures."""
+    """Run `model` over uint8 batches; `dtype` turns autocast on; `bad` counts unreadable pictures.
+
+    With `flip` every answer is averaged with that to the mirrored picture.
+    """
     model = model.to(device).eval()
     metrics = accuracy_metrics(num_classes, sync=False).to(device)
     autocast = torch.autocast(torch.device(device).type, dtype) if dtype is not None else nullcontext()
@@ -69,7 +73,7 @@ def evaluate_model(
             continue
         labels = batch.labels.to(device)
         with autocast:
-            logits = answer(model, batch.images.to(device), sizes)
+            logits = answer(model, batch.images.to(device), sizes, flip)
         metrics.update(logits, labels)
         confidence, predicted = logits.softmax(1).max(1)
         losses = F.cross_entropy(logits, labels, reduction="none")
@@ -94,14 +98,16 @@ def evaluate_model(
     )
 
 
-def answer(model: nn.Module, images: Tensor, sizes: Preprocess) -> Tensor:
-    """uint8 pictures or clips (B, …), or V views of each (B, V, …) -> logits (B, K); views are averaged."""
+def answer(model: nn.Module, images: Tensor, sizes: Preprocess, flip: bool = False) -> Tensor:
+    """uint8 pictures or clips (B, …), or V views of each (B, V, …) -> logits (B, K); views are averaged, and with
+    `flip` each with its mirror image."""
     views = images.shape[1] if images.ndim > (5 if sizes.frames > 1 else 4) else 0
     parts = images.flatten(0, 1).split(len(images)) if views else (images,)
     found = []
     for part in parts:
-        pixels = resize(part.float() / 255, sizes.size).clamp(0, 1)
-        found.append(model(normalise(pixels, sizes.mean, sizes.std)).float())
+        pixels = normalise(resize(part.float() / 255, sizes.size).clamp(0, 1), sizes.mean, sizes.std)
+        logits = model(pixels).float()
+        found.append(average_views(torch.stack((logits, model(pixels.flip(-1)).float()), 1)) if flip else logits)
     logits = torch.cat(found)
     return average_views(logits.unflatten(0, (-1, views))) if views else logits
 
@@ -118,12 +124,14 @@ def evaluate_checkpoint(
     dtype: torch.dtype | None = None,
     max_bad: int = 100,
     views: tuple[int, int] = (1, 1),
+    flip: bool = False,
     **options: Any,
 ) -> tuple[Evaluation, Card, Source]:
     """A weights file (saccade's, an authors' release, a run's folder) on a data set, by the papers' protocol.
 
     Shorter side to size / crop_pct, centre crop; `size` and `crop_pct` default to what the file says. Classes are
-    matched by name where both sides have names. A model of clips takes videos, in `views` clips and crops each.
+    matched by name where both sides have names. A model of clips takes videos, in `views` clips and crops each. With
+    `flip` every answer is averaged with that to the mirrored picture.
     """
     model, card = open_model(checkpoint)
     sizes = card.preprocess._replace(size=size or card.preprocess.size, crop_pct=crop_pct or card.preprocess.crop_pct)
@@ -135,4 +143,4 @@ def evaluate_checkpoint(
     check_labels(source, "evaluation")
     batches = evaluation_batches(source, sizes, batch_size, workers, device, views)
     bad = BadPictures(max_bad)
-    return evaluate_model(model, batches, card.num_classes, sizes, device, dtype, bad), card, source
+    return evaluate_model(model, batches, card.num_classes, sizes, device, dtype, bad, flip), card, source

@@ -136,13 +136,14 @@ class Regularize:
 
 @dataclass
 class Distill:
-    """A teacher's logits: loss = weight * distillation + (1 - weight) * cross-entropy."""
+    """A teacher's logits, or the mean answer of several: weight * distillation + (1 - weight) * cross-entropy."""
 
-    teacher: str | None = None  # a timm or saccade model by name (its pretrained weights), or a saccade checkpoint
+    # a timm or saccade model by name (its pretrained weights), or a saccade checkpoint; several separated by commas
+    teacher: str | None = None
     weight: float = 0.8
     temperature: float = 1.0
     kind: Literal["soft", "hard"] = "soft"
-    image_size: int | None = None  # at which the teacher looks; None is the student's
+    image_size: int | None = None  # at which the teacher looks; None is the student's, 0 its own
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 

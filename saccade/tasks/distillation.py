@@ -1,5 +1,6 @@
 """A teacher's logits as a second target (VT-56): loss = w * distillation + (1 - w) * cross-entropy."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.models._card import Preprocess, open_model, preprocess_of
+from saccade.tasks.video import average_views
 
 
 class Teacher(nn.Module):
@@ -44,15 +46,43 @@ class Teacher(nn.Module):
         return self.model(images)
 
 
-def load_teacher(source: str, classes: int, seen: Preprocess, size: int | None = None, **kwargs: Any) -> Teacher:
-    """A saccade checkpoint by path, or a timm model by name with its pretrained weights, for `classes` classes."""
+class Teachers(nn.Module):
+    """Several that agree on one answer: the mean of their probabilities, as logits."""
+
+    def __init__(self, teachers: Sequence[Teacher]):
+        super().__init__()
+        self.teachers = nn.ModuleList(teachers)
+
+    def train(self, mode: bool = True) -> "Teachers":
+        return self
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Pictures normalised for the student (B, 3, H, W) -> logits (B, K)."""
+        return average_views(torch.stack([teacher(images) for teacher in self.teachers], 1))
+
+
+def load_teacher(
+    source: str, classes: int, seen: Preprocess, size: int | None = None, **kwargs: Any
+) -> Teacher | Teachers:
+    """A saccade checkpoint by path, or a timm model by name with its pretrained weights, for `classes` classes.
+
+    Several are separated by commas. `size` is what they look at: None the student's, 0 each its own.
+    """
+    names = [source] if Path(source).exists() else [name.strip() for name in source.split(",")]
+    teachers = [_load_one(name, classes, seen, size, kwargs) for name in names]
+    return teachers[0] if len(teachers) == 1 else Teachers(teachers)
+
+
+def _load_one(source: str, classes: int, seen: Preprocess, size: int | None, kwargs: dict[str, Any]) -> Teacher:
     if Path(source).exists():
-        model = open_model(source)[0]
+        model, card = open_model(source)
+        size = card.preprocess.size if size == 0 else size
     elif timm.is_model(source.partition(".")[0]):
         model = timm.create_model(source, **({"pretrained": True} | kwargs))
     else:
         raise ValueError(f"no teacher {source!r}: expected a saccade checkpoint or the name of a timm model.")
-    return Teacher(model, classes, seen, size)
+    return Teacher(model, classes, seen, preprocess_of(model).size if size == 0 else size)
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0, kind: str = "soft") -> Tensor:

@@ -1,8 +1,11 @@
 """Losses against their formulas, teachers in their own colours, classifiers that change size."""
 
+from pathlib import Path
+
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import saccade
@@ -76,6 +79,27 @@ def test_any_saccade_checkpoint_can_teach(tmp_path):
     teacher = load_teacher(str(tmp_path / "t.safetensors"), 3, preprocess_of(model))
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(teacher(images), model(images), atol=1e-5, rtol=1e-5)
+
+
+def test_several_teachers_teach_the_mean_of_their_probabilities(tmp_path):
+    files, models = [], []
+    for seed, size in ((0, 32), (1, 48)):
+        torch.manual_seed(seed)
+        models.append(build_classifier("svit_nano", 3, **SMALL).eval())
+        files.append(str(tmp_path / f"{seed},{size}.safetensors"))  # a comma in a name is no other teacher
+        save_model(models[-1], files[-1], Card("svit_nano", 3, SMALL, ["a", "b", "c"], Preprocess(size)))
+    seen, images = preprocess_of(models[0])._replace(size=32), torch.randn(2, 3, 32, 32)
+    assert isinstance(load_teacher(files[0], 3, seen), Teacher)
+    plain = [str(tmp_path / "first.safetensors"), str(tmp_path / "second.safetensors")]
+    for file, name in zip(files, plain, strict=True):
+        Path(file).rename(name)
+    for size, second in ((None, images), (0, F.interpolate(images, (48, 48), mode="bicubic", antialias=True))):
+        teachers = load_teacher(", ".join(plain), 3, seen, size).train()
+        expected = (models[0](images).softmax(1) + models[1](second).softmax(1)) / 2
+        torch.testing.assert_close(teachers(images).exp(), expected, atol=1e-5, rtol=1e-5)
+        assert not any(module.training for module in teachers.teachers[0].model.modules())
+    with pytest.raises(ValueError, match="no teacher 'nobody'"):
+        load_teacher(f"{plain[0]},nobody", 3, seen)
 
 
 def test_a_file_brings_its_model_back(tmp_path):

@@ -3,8 +3,12 @@
 import json
 
 import pytest
+import torch
 
+import saccade
 from saccade.cli import main
+from saccade.engine.evaluate import answer
+from saccade.models._card import preprocess_of
 from tests.engine.runs import arguments
 
 
@@ -65,6 +69,33 @@ def test_eval_mistakes(run, tmp_path, capsys):
     assert "no such checkpoint" in capsys.readouterr().err
     assert main(["eval", str(run), "--data", "scenes", "--split", "dev"]) == 1
     assert "it has train, val, test" in capsys.readouterr().err
+    for words, wanted in (
+        (["--scales", "1", "2"], "--scales is for segmentation"),
+        (["--window", "0"], "--window is for segmentation"),
+        (["--max-detections", "7"], "--max-detections is for detection"),
+    ):
+        assert main(["eval", str(run), "--data", "scenes", *words]) == 1
+        assert f"{wanted}; {run} is for classification: leave it out." in capsys.readouterr().err
+    assert main(["predict", str(run), str(tmp_path / "x.png"), "--threshold", "0.1"]) == 1
+    assert "--threshold is for detection" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
         main(["eval", str(run)])
     assert stop.value.code == 2
+
+
+def test_eval_averages_with_the_mirrored_picture(run, capsys):
+    words = ["eval", str(run), "--data", "scenes", "--set", "scenes=40", "--workers", "0", "--device", "cpu", "--json"]
+    found = []
+    for flip in ([], ["--flip"]):
+        assert main([*words, *flip]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert [document["flip"] for document in found] == [False, True]
+    torch.manual_seed(0)
+    model = saccade.create_model("svit_nano", num_classes=5).eval()
+    torch.nn.init.normal_(model.get_classifier().weight)
+    images = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        once, again = (answer(model, views, preprocess_of(model)).softmax(1) for views in (images, images.flip(-1)))
+        both = answer(model, images, preprocess_of(model), flip=True).softmax(1)
+    assert (once - again).abs().max() > 1e-3
+    torch.testing.assert_close(both, (once + again) / 2, atol=1e-5, rtol=1e-5)
