@@ -2,6 +2,7 @@
 
 python docs/make_speed.py           # write docs/speed.md
 python docs/make_speed.py --check   # fail if it is out of date
+python docs/make_speed.py --draw    # first draw the pictures of what bench/run_all.sh wrote
 """
 
 import argparse
@@ -71,7 +72,7 @@ def page() -> str:
         where = f"{machine['device']}{threads}, torch {machine['torch']}, {machine['date']}, commit {machine['commit']}"
         parts.append(f"{where}{ceilings(document)}: `{document['command']}`\n")
         rows = document["rows"]
-        parts.append(pivot(rows) if rows and "column" in rows[0] else listing(rows))
+        parts.append(pivot(rows) if is_table(rows) else by_size(rows) if is_scaling(rows) else listing(rows))
         if document.get("notes"):
             parts.append("Left out: " + "; ".join(document["notes"]) + "\n")
         if path.with_suffix(".png").is_file():
@@ -82,6 +83,50 @@ def page() -> str:
 def ceilings(document: dict) -> str:
     known = [f"{value['tflops']:,.2f} TFLOP/s in {dtype}" for dtype, value in document["ceilings"].items()]
     return "; ceiling " + ", ".join(known) if known else ""
+
+
+def is_table(rows: list[dict]) -> bool:
+    """Whether models were measured in several ways, as bench/gpu_table.py does."""
+    return bool(rows) and "column" in rows[0]
+
+
+def is_scaling(rows: list[dict]) -> bool:
+    """Whether models were measured in one way at several sizes."""
+    return len({row["size"] for row in rows}) > 1 and len({how(row) for row in rows}) == 1
+
+
+def by_size(rows: list[dict]) -> str:
+    """Models down, sizes across: milliseconds of an image, and how often those of the smallest size."""
+    sizes = sorted({row["size"] for row in rows})
+    found = {(row["model"], row["size"]): 1e3 * row["seconds"] / row["batch"] for row in rows}
+    growth = (sizes[-1] / sizes[0]) ** 2
+    lines = [
+        f"Milliseconds an image, {how(rows[0])}, batch {rows[0]['batch']}; pixels grow by {growth:.1f}.\n",
+        "| model | " + " | ".join(f"{size} px" for size in sizes) + " | grows by |",
+        "|" + "---|" * (len(sizes) + 2),
+    ]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [found.get((model, size)) for size in sizes]
+        cells = ["–" if value is None else f"{value:.3f}" for value in own]
+        ratio = f"{own[-1] / own[0]:.1f}" if own[0] and own[-1] else "–"
+        lines.append(f"| `{model}` | " + " | ".join(cells) + f" | {ratio} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw() -> None:
+    """Accuracy against recorded speed for a table, cost against pixels for a scaling run, beside their JSON."""
+    from saccade.benchmark.plot import plot_accuracy, plot_scaling
+    from saccade.models._paper import COMPARED, REPORTED
+
+    accuracy = {name: paper.top1 for name, paper in REPORTED.items() if paper.top1} | COMPARED
+    for path in sorted(RESULTS.glob("*.json")):
+        document = json.loads(path.read_text())
+        rows, title = document["rows"], f"{document['machine']['device']}, {document['machine']['date']}"
+        if is_table(rows):
+            recorded = [row for row in rows if row["column"] == "CUDA graph"]
+            plot_accuracy(recorded, accuracy, f"{title}: recorded, batch 128, 224 px", path.with_suffix(".png"))
+        elif is_scaling(rows):
+            plot_scaling(rows, f"{title}: {how(rows[0])}, batch {rows[0]['batch']}", path.with_suffix(".png"))
 
 
 def pivot(rows: list[dict]) -> str:
@@ -145,7 +190,10 @@ def how(row: dict) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--draw", action="store_true")
     args = parser.parse_args()
+    if args.draw:
+        draw()
     target, text = HERE / "speed.md", page()
     if args.check:
         if not target.is_file() or target.read_text() != text:

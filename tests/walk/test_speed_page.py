@@ -29,7 +29,18 @@ def test_rows_name_their_circumstances(tmp_path, monkeypatch):
     document = {"command": "saccade bench svit_small", "machine": MACHINE, "ceilings": ceilings, "rows": [ROW]}
     (tmp_path / "one.json").write_text(json.dumps(document))
     (tmp_path / "two.json").write_text(json.dumps(document | {"rows": [ROW | {"column": "compiled training"}]}))
+    plain = ROW | {"mode": "inference", "batch": 8}
+    sizes = [plain | {"size": size, "seconds": seconds} for size, seconds in ((224, 0.008), (1024, 0.02))]
+    (tmp_path / "three.json").write_text(json.dumps(document | {"rows": sizes}))
     text = script.page()
+    assert "batch 8; pixels grow by 20.9." in text
+    assert "| `svit_small` | 1.000 | 2.500 | 2.5 |" in text
+    (tmp_path / "two.json").write_text(json.dumps(document | {"rows": [ROW | {"column": "CUDA graph"}]}))
+    script.draw()
+    assert [path.name for path in sorted(tmp_path.glob("*.png"))] == ["three.png", "two.png"]
+    (tmp_path / "two.json").write_text(json.dumps(document | {"rows": [ROW | {"column": "compiled training"}]}))
+    text = script.page()
+    assert "![two](../bench/results/two.png)" in text
     assert "NVIDIA H200, torch 2.11.0, 2026-01-01, commit abc; ceiling 790.00 TFLOP/s in bfloat16" in text
     assert "| `svit_small` | 224 | 128 | train, compiled, bfloat16, channels-last | 4,000.4 | 1 |" in text
     assert "| `svit_small` | 4,000 (7.0 GiB) |" in text
