@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from saccade.deploy.cuda_graph import CudaGraph
 from saccade.deploy.fold import fold_norms
-from saccade.kernels.kept import never_change
+from saccade.layers.kept import never_change
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

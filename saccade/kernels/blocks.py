@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.library import custom_op
 
 from saccade.kernels import HAS_TRITON
-from saccade.kernels.kept import in_form
 from saccade.kernels.launch import start
 
 LANES = 16  # channels a program carries
@@ -35,11 +34,6 @@ def block_weight(weight: Tensor, dtype: torch.dtype, channels: int) -> Tensor:
     eight = F.pad(weight.to(dtype), (1, 0, 1, 0, 0, channels // 4 - 3))  # (N, colours, 8, 8)
     eight = eight.unflatten(3, (4, 2)).unflatten(2, (4, 2))  # (N, colours, 4, 2, 4, 2)
     return eight.permute(0, 2, 4, 3, 5, 1).flatten(3).permute(0, 3, 1, 2)  # channels last in memory
-
-
-def fixed_block_weight(weight: Tensor, dtype: torch.dtype, channels: int) -> Tensor:
-    """The same, without gradient; of a frozen weight made once, see `in_form`."""
-    return in_form(weight, ("blocks", dtype, channels), lambda: block_weight(weight, dtype, channels))
 
 
 if HAS_TRITON:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from saccade.kernels import allowed, in_type, onednn, suits
 from saccade.kernels import linear as learning
 from saccade.kernels import linear_gelu as kernels
-from saccade.kernels.kept import in_form
 from saccade.layers.batch_norm import fused_norm, heard, learns_fused
+from saccade.layers.kept import in_form
 
 HALVES = (torch.bfloat16, torch.float16)
 MANY = 2048  # rows from which on the gradient of a bias is worth a kernel
@@ -61,9 +61,8 @@ def fits_gelu(layer: nn.Module, vectors: Tensor) -> bool:
 
 def linear_whole(layer: nn.Linear, vectors: Tensor) -> Tensor:
     """layer(vectors), which a compiler on a GPU leaves to the library as it is, in half precision."""
-    if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-        if torch.compiler.is_compiling() and allowed("linear") and left_whole(layer, vectors):
-            return products(kernels.linear, layer, vectors)
+    if torch.compiler.is_compiling() and allowed("linear") and left_whole(layer, vectors):
+        return products(kernels.linear, layer, vectors)
     return layer(vectors)
 
 
@@ -208,10 +207,7 @@ def fixed_linear(vectors: Tensor, weight: Tensor, bias: Tensor, groups: int, fro
         return F.linear(vectors, weight, bias).unsqueeze(2)
     if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
         if suits_whole(vectors):
-            weight = in_type(weight, in_use(vectors))
-            kept = frozen and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-            matrix = in_form(weight, "whole", lambda: whole(weight)) if kept else whole(weight)
-            return F.linear(vectors, matrix, bias).unflatten(2, (groups, -1))
+            return F.linear(vectors, fixed_whole(vectors, weight, frozen), bias).unflatten(2, (groups, -1))
     rows = vectors.flatten(0, 1).unflatten(1, (groups, -1)).transpose(0, 1)  # (groups, B * N, C/groups)
     found = torch.baddbmm(bias.unflatten(0, (groups, 1, -1)), rows, weight)
     return found.transpose(0, 1).unflatten(0, (vectors.shape[0], vectors.shape[1]))
@@ -228,6 +224,14 @@ def whole(weight: Tensor) -> Tensor:
     matrix = weight.new_zeros(groups, outputs, groups, inputs)
     matrix.diagonal(dim1=0, dim2=2).copy_(weight.permute(2, 1, 0))  # (D/groups, C/groups, groups)
     return matrix.view(groups * outputs, groups * inputs)
+
+
+def fixed_whole(vectors: Tensor, weight: Tensor, frozen: bool) -> Tensor:
+    """The same in the type in use; of a constant made once."""
+    weight = in_type(weight, in_use(vectors))
+    if not frozen or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return whole(weight)
+    return in_form(weight, "whole", lambda: whole(weight))
 
 
 def scale_outputs(weight: Tensor, gain: Tensor) -> Tensor:

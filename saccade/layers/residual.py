@@ -12,6 +12,7 @@ from saccade.kernels import norm_relu as kernels
 from saccade.kernels import pool as pooling
 from saccade.kernels.pool import PixelNorm
 from saccade.layers.batch_norm import ChannelAffine, heard, plain
+from saccade.layers.kept import in_form
 from saccade.layers.linear import HALVES, in_use
 
 NORMS = (nn.BatchNorm2d, ChannelAffine, nn.Identity)  # the last two are what a folded norm leaves
@@ -145,8 +146,13 @@ def convolve(conv: nn.Conv2d, features: Tensor) -> Tensor:
         return conv._conv_forward(features, conv.weight, None)
     dtype, channels = in_use(features), blocks.wide(conv.out_channels)
     changes = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    weigh = blocks.block_weight if changes else blocks.fixed_block_weight
+    weigh = blocks.block_weight if changes else fixed_block_weight
     return F.conv2d(blocks.to_blocks(features, dtype, channels), weigh(conv.weight, dtype, channels))
+
+
+def fixed_block_weight(weight: Tensor, dtype: torch.dtype, channels: int) -> Tensor:
+    """A stem's weight over blocks, without gradient; of a constant made once."""
+    return in_form(weight, ("blocks", dtype, channels), lambda: blocks.block_weight(weight, dtype, channels))
 
 
 def over_blocks(conv: nn.Conv2d, images: Tensor) -> bool:

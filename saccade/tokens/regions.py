@@ -171,7 +171,12 @@ class AdaptiveDecoder(nn.Module):
 
     def forward(self, tokens: Tensor, features: Tensor, points: Tensor) -> Tensor:
         """tokens (B, M, D), features (B, C, H, W), points (B, M, P, 2) -> what to add to the tokens (B, M, D)."""
-        channel, point = self._matrices(linear_whole(self.to_weights, self.to_hidden(self.norm(tokens))))
+        hidden = self.to_hidden(self.norm(tokens))
+        if torch.jit.is_scripting():
+            weights = self.to_weights(hidden)
+        else:
+            weights = linear_whole(self.to_weights, hidden)
+        channel, point = self._matrices(weights)
         mixed = sample_and_mix(features, points, channel, point, self.channel_bias, self.point_bias)
         return self.proj(mixed.flatten(2))
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import saccade
-from saccade.kernels import HAS_TRITON, blocks, kept
-from saccade.kernels.blocks import block_weight, fixed_block_weight, to_blocks, to_blocks_twin
-from saccade.layers import residual
-from saccade.layers.residual import convolve
+from saccade.kernels import HAS_TRITON, blocks
+from saccade.kernels.blocks import block_weight, to_blocks, to_blocks_twin
+from saccade.layers import kept, residual
+from saccade.layers.residual import convolve, fixed_block_weight
 
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the kernel runs in Triton's interpreter

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import saccade
-from saccade.kernels import kept
-from saccade.layers import linear
+from saccade.layers import kept, linear
 from saccade.layers.linear import FixedLinear, FoldedLinearNorm, GroupedLinear, whole
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
