@@ -18,6 +18,7 @@ LARGEST = 2_000_000  # pixels that are looked at as a whole, unless --window say
 OPTIONS: Options = SEGMENTATION | {
     "top": (("classification",), 5),
     "views": (("classification",), (1, 1)),
+    "flip": (("segmentation",), False),
     "threshold": (("detection",), 0.5),
 }
 

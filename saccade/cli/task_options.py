@@ -8,7 +8,6 @@ SEGMENTATION: Options = {
     "window": (("segmentation",), None),
     "stride": (("segmentation",), 0),
     "scales": (("segmentation",), (1.0,)),
-    "flip": (("segmentation",), False),
 }
 
 
