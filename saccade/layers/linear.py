@@ -219,7 +219,10 @@ def suits_whole(vectors: Tensor) -> bool:
 
 
 def whole(weight: Tensor) -> Tensor:
-    """weight (groups, C/groups, D/groups) -> (D, C), zero between the groups; differentiable."""
+    """weight (groups, C/groups, D/groups) -> (D, C), zero between the groups; differentiable.
+
+    As torch.block_diag, which takes a launch for every group.
+    """
     groups, inputs, outputs = weight.shape
     matrix = weight.new_zeros(groups, outputs, groups, inputs)
     matrix.diagonal(dim1=0, dim2=2).copy_(weight.permute(2, 1, 0))  # (D/groups, C/groups, groups)

@@ -106,7 +106,10 @@ def folded_conv_relu(
 
 
 def fold(conv: nn.Conv2d, norm: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the convolution with its norm, in the type of the map."""
+    """Weight and bias of the convolution with its norm, in the type of the map.
+
+    torch.nn.utils.fuse_conv_bn_weights does the same, and makes new parameters of them at every call.
+    """
     bias = conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias
     if isinstance(norm, nn.Identity):
         return conv.weight.to(dtype), bias.to(dtype)
