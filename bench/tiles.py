@@ -54,24 +54,28 @@ def try_tiles(module, name: str, make: Callable[..., dict], choices, step: Calla
 
 
 def sweep_depthwise() -> None:
-    def make(rows, columns, channels, warps):
+    def make(rows, spans, channels, warps):
         return lambda height, width, count: dict(
-            ROWS=min(rows, height), COLUMNS=columns, CHANNELS=channels, num_warps=warps
+            ROWS=min(rows, height), SPANS=spans, CHANNELS=channels, num_warps=warps
         )
 
     for shape in MAPS:
         x, weight, bias = values(*shape), values(shape[3], 1, 3, 3), values(shape[3])
         choices = [
-            (rows, columns, channels, warps)
-            for rows, columns, channels, warps in itertools.product((7, 14), (4, 8, 16), (64, 128), (2, 4))
-            if 4 <= columns * channels // (32 * warps) <= 16
+            (rows, spans, channels, warps)
+            for rows, spans, channels, warps in itertools.product((7, 14), (1, 2, 4), (64, 128), (1, 2))
+            if 2 <= spans * channels // (32 * warps) <= 4
         ]
-        step = lambda x=x, weight=weight, bias=bias: depthwise._forward(x, weight, bias, 0, True)  # noqa: E731
+        for act in (0, 1, 2):
+            step = lambda x=x, weight=weight, bias=bias, act=act: depthwise._forward(x, weight, bias, act, True)  # noqa: E731
+            found = try_tiles(depthwise, "_tile", make, choices, step)
+            report(f"depth-wise {shape} act {act}", 4 * x.numel(), found, time(step))
+        step = lambda x=x, weight=weight, bias=bias: depthwise._gradients(x, x, weight, bias, 2, True)  # noqa: E731
         found = try_tiles(depthwise, "_tile", make, choices, step)
-        report(f"depth-wise {shape}", 4 * x.numel(), found, time(step))
-        step = lambda x=x, weight=weight, bias=bias: depthwise._gradients(x, x, weight, bias, 0, True)  # noqa: E731
-        found = try_tiles(depthwise, "_gradient_tile", make, choices, step)
-        report(f"  its gradients {shape}", 10 * x.numel(), found, time(step))
+        report(f"  its gradients {shape}, act 2", 14 * x.numel(), found, time(step))
+        choices = [(rows, *choice[1:]) for rows in (8, 16, 28) for choice in choices if choice[0] == 7]
+        found = try_tiles(depthwise, "_weight_tile", make, choices, step)
+        report("  with other tiles for the weight", 14 * x.numel(), found, time(step))
 
 
 def sweep_norms() -> None:

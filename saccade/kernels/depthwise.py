@@ -2,15 +2,16 @@
 
 The library's depth-wise convolutions leave most of the memory's bandwidth unused on channels-last maps, and the sum
 around them is one more pass over the widest tensors of SViT and PaCa. Here a program walks down the rows of a strip:
-every row is read once for each of its three column shifts, feeds the three output rows it touches, and an output row
-is written when its third input row has been seen.
+every row feeds the three output rows it touches, and an output row is written when its third input row has been seen.
+A thread has four neighbouring columns of its channels (a span), for which it reads six: what limits these kernels is
+not memory but the number of their instructions.
 
     act ""      y = s x + conv(x)               position encoding
     act "pre"   y = s gelu(x) + conv(gelu(x))   SViT's feed-forward
     act "post"  y = gelu(s x + conv(x))         PaCa's feed-forward
 
 with s = 1 for the shortcut, 0 without it. Only x is kept for the way back; activations are computed again there. The
-"pre" GELU is a pass of its own: inside the strip every value would be activated three times, once a shift.
+"pre" GELU is computed twice for most values, in neighbouring strips and spans; a pass of its own would cost more.
 """
 
 import torch
@@ -55,170 +56,215 @@ if HAS_TRITON:
     from saccade.kernels.gelu import gelu, gelu_slope
 
     @triton.jit
-    def _read(pointer, row, column, channel, height, width, channels, ok):
-        """One tile (columns, channels) of a row, zeros outside the map."""
-        row += tl.zeros_like(column)  # a block like the others: the interpreter wants masks of one kind
-        inside = ok & (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        offset = (row * width + column) * channels + channel
-        return tl.load(pointer + offset, mask=inside, other=0.0).to(tl.float32)
+    def _read(pointer, at, inside, ACTIVE: tl.constexpr, EXACT: tl.constexpr):
+        """One column of every span (spans, channels), zeros outside the map."""
+        x = tl.load(pointer + at, mask=inside, other=0.0).to(tl.float32)
+        return gelu(x, EXACT) if ACTIVE else x
+
+    @triton.jit
+    def _three(total, left, centre, right, w0, w1, w2):
+        total = total + left * w0  # one product and sum at a time: each is one instruction
+        total = total + centre * w1
+        return total + right * w2
+
+    @triton.jit
+    def _put(y_pointer, g_pointer, y, at, inside, POST: tl.constexpr, SLOPE: tl.constexpr, EXACT: tl.constexpr):
+        if POST:
+            y = gelu(y, EXACT)
+        if SLOPE == 1:
+            y *= gelu_slope(tl.load(g_pointer + at, mask=inside, other=0.0).to(tl.float32), EXACT)
+        if SLOPE == 2:
+            y = tl.load(g_pointer + at, mask=inside, other=0.0).to(tl.float32) * gelu_slope(y, EXACT)
+        tl.store(y_pointer + at, y.to(y_pointer.dtype.element_ty), mask=inside)
 
     @triton.jit
     def _conv_kernel(
         x_pointer, w_pointer, b_pointer, g_pointer, y_pointer, height, width, channels,
-        FLIP: tl.constexpr, POST: tl.constexpr, SLOPE: tl.constexpr, SHORTCUT: tl.constexpr,
-        BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
+        FLIP: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, SLOPE: tl.constexpr, SHORTCUT: tl.constexpr,
+        BIAS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, SPANS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
-        """y = (gelu) (s x + conv(x) + b); FLIP turns the kernel round, for the gradient.
+        """y = (gelu) (s x + conv(x) + b), of gelu(x) with PRE; FLIP turns the kernel round, for the gradient.
 
         SLOPE 1: multiply by the slope of gelu at g (the gradient through "pre"); 2: y = g * slope of gelu at the
-        result (the gradient through "post").
+        result (the gradient through "post"). WHOLE: the channels are so many programs' worth, none is left over.
         """
         EXACT: tl.constexpr = y_pointer.dtype.element_ty == tl.float32
         strips = tl.cdiv(height, ROWS)
         image, strip = tl.program_id(0) // strips, tl.program_id(0) % strips
-        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[:, None]
+        column = (tl.program_id(1) * SPANS + tl.arange(0, SPANS)[:, None]) * 4  # the first of a span's four
         channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-        ok = channel < channels
+        held = channel < channels
+        ok = tl.full((SPANS, CHANNELS), True, tl.int1) if WHOLE else held & (column >= 0)
         start = image.to(tl.int64) * height * width * channels
+        x_pointer += start
+        y_pointer += start
+        g_pointer += start
         taps = w_pointer + channel * 9
         if FLIP:
-            w00, w01, w02 = tl.load(taps + 8, ok), tl.load(taps + 7, ok), tl.load(taps + 6, ok)
-            w10, w11, w12 = tl.load(taps + 5, ok), tl.load(taps + 4, ok), tl.load(taps + 3, ok)
-            w20, w21, w22 = tl.load(taps + 2, ok), tl.load(taps + 1, ok), tl.load(taps + 0, ok)
+            w00, w01, w02 = tl.load(taps + 8, held), tl.load(taps + 7, held), tl.load(taps + 6, held)
+            w10, w11, w12 = tl.load(taps + 5, held), tl.load(taps + 4, held), tl.load(taps + 3, held)
+            w20, w21, w22 = tl.load(taps + 2, held), tl.load(taps + 1, held), tl.load(taps + 0, held)
         else:
-            w00, w01, w02 = tl.load(taps + 0, ok), tl.load(taps + 1, ok), tl.load(taps + 2, ok)
-            w10, w11, w12 = tl.load(taps + 3, ok), tl.load(taps + 4, ok), tl.load(taps + 5, ok)
-            w20, w21, w22 = tl.load(taps + 6, ok), tl.load(taps + 7, ok), tl.load(taps + 8, ok)
+            w00, w01, w02 = tl.load(taps + 0, held), tl.load(taps + 1, held), tl.load(taps + 2, held)
+            w10, w11, w12 = tl.load(taps + 3, held), tl.load(taps + 4, held), tl.load(taps + 5, held)
+            w20, w21, w22 = tl.load(taps + 6, held), tl.load(taps + 7, held), tl.load(taps + 8, held)
         w11 = w11.to(tl.float32)
         if SHORTCUT:
             w11 += 1.0
-        zero = tl.zeros((COLUMNS, CHANNELS), tl.float32)
+        zero = tl.zeros((SPANS, CHANNELS), tl.float32)
         if BIAS:
-            zero += tl.load(b_pointer + channel, ok).to(tl.float32)
+            zero += tl.load(b_pointer + channel, held).to(tl.float32)
         first = strip * ROWS
-        above, here = zero, zero  # outputs of the rows first - 2 and first - 1: another strip writes those
+        a0, a1, a2, a3 = zero, zero, zero, zero  # outputs of the row above the input row
+        h0, h1, h2, h3 = zero, zero, zero, zero  # and of its own
         for i in tl.static_range(ROWS + 2):
-            row = first + i - 1
-            left = _read(x_pointer + start, row, column - 1, channel, height, width, channels, ok)
-            centre = _read(x_pointer + start, row, column, channel, height, width, channels, ok)
-            right = _read(x_pointer + start, row, column + 1, channel, height, width, channels, ok)
-            above = above + left * w20  # one product and sum at a time: each is one instruction
-            above = above + centre * w21
-            above = above + right * w22
-            here = here + left * w10
-            here = here + centre * w11
-            here = here + right * w12
-            below = zero + left * w00
-            below = below + centre * w01
-            below = below + right * w02
+            row = first + i - 1 + tl.zeros_like(column)  # blocks all: the interpreter wants masks of one kind
+            at = (row * width + column) * channels + channel
+            there = ok & (row >= 0) & (row < height)
+            x0 = _read(x_pointer, at - channels, there & (column > 0) & (column <= width), PRE, EXACT)
+            x1 = _read(x_pointer, at, there & (column < width), PRE, EXACT)
+            x2 = _read(x_pointer, at + channels, there & (column + 1 < width), PRE, EXACT)
+            x3 = _read(x_pointer, at + 2 * channels, there & (column + 2 < width), PRE, EXACT)
+            x4 = _read(x_pointer, at + 3 * channels, there & (column + 3 < width), PRE, EXACT)
+            x5 = _read(x_pointer, at + 4 * channels, there & (column + 4 < width), PRE, EXACT)
             if i >= 2:  # the row above has now seen its three rows
-                inside = ok & (row - 1 + tl.zeros_like(column) < height) & (column < width)
-                offset = ((row - 1) * width + column) * channels + channel
-                y = above
-                if POST:
-                    y = gelu(y, EXACT)
-                if SLOPE == 1:
-                    y *= gelu_slope(tl.load(g_pointer + start + offset, mask=inside, other=0.0).to(tl.float32), EXACT)
-                if SLOPE == 2:
-                    y = tl.load(g_pointer + start + offset, mask=inside, other=0.0).to(tl.float32) * gelu_slope(
-                        y, EXACT
-                    )
-                tl.store(y_pointer + start + offset, y.to(y_pointer.dtype.element_ty), mask=inside)
-            above, here = here, below
+                a0 = _three(a0, x0, x1, x2, w20, w21, w22)
+                a1 = _three(a1, x1, x2, x3, w20, w21, w22)
+                a2 = _three(a2, x2, x3, x4, w20, w21, w22)
+                a3 = _three(a3, x3, x4, x5, w20, w21, w22)
+                at -= width * channels
+                there = ok & (row <= height)
+                _put(y_pointer, g_pointer, a0, at, there & (column < width), POST, SLOPE, EXACT)
+                _put(y_pointer, g_pointer, a1, at + channels, there & (column + 1 < width), POST, SLOPE, EXACT)
+                _put(y_pointer, g_pointer, a2, at + 2 * channels, there & (column + 2 < width), POST, SLOPE, EXACT)
+                _put(y_pointer, g_pointer, a3, at + 3 * channels, there & (column + 3 < width), POST, SLOPE, EXACT)
+            if i >= 1 and i <= ROWS:
+                h0 = _three(h0, x0, x1, x2, w10, w11, w12)
+                h1 = _three(h1, x1, x2, x3, w10, w11, w12)
+                h2 = _three(h2, x2, x3, x4, w10, w11, w12)
+                h3 = _three(h3, x3, x4, x5, w10, w11, w12)
+            a0, a1, a2, a3 = h0, h1, h2, h3
+            if i < ROWS:
+                h0 = _three(zero, x0, x1, x2, w00, w01, w02)
+                h1 = _three(zero, x1, x2, x3, w00, w01, w02)
+                h2 = _three(zero, x2, x3, x4, w00, w01, w02)
+                h3 = _three(zero, x3, x4, x5, w00, w01, w02)
+
+    @triton.jit
+    def _four(total, x0, x1, x2, x3, g0, g1, g2, g3):
+        total = total + x0 * g0
+        total = total + x1 * g1
+        total = total + x2 * g2
+        return total + x3 * g3
 
     @triton.jit
     def _weight_kernel(
         x_pointer, g_pointer, p_pointer, height, width, channels, strips,
-        ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
+        PRE: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, SPANS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         """Partial gradients, summed outside, in the order of memory of weight and bias: p (programs, 9 C + C)."""
+        EXACT: tl.constexpr = g_pointer.dtype.element_ty == tl.float32
         image, strip = tl.program_id(0) // strips, tl.program_id(0) % strips
         channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-        ok = channel < channels
+        held = channel < channels
+        span = tl.arange(0, SPANS)[:, None] * 4
+        ok = tl.full((SPANS, CHANNELS), True, tl.int1) if WHOLE else held & (span >= 0)
         start = image.to(tl.int64) * height * width * channels
-        zero = tl.zeros((COLUMNS, CHANNELS), tl.float32)
+        x_pointer += start
+        g_pointer += start
+        zero = tl.zeros((SPANS, CHANNELS), tl.float32)
         p00, p01, p02 = zero, zero, zero
         p10, p11, p12 = zero, zero, zero
         p20, p21, p22 = zero, zero, zero
         bias = zero
         first = strip * ROWS
         last = tl.minimum(first + ROWS, height)
-        for left_edge in range(0, width, COLUMNS):
-            column = left_edge + tl.arange(0, COLUMNS)[:, None]
+        for left_edge in range(0, width, 4 * SPANS):
+            column = left_edge + span
             # Gradients of the rows above, at and below the input row: it met their last, middle and first taps.
-            above = tl.zeros((COLUMNS, CHANNELS), tl.float32)
-            here = tl.zeros((COLUMNS, CHANNELS), tl.float32)
+            # Zeros of their own: Triton 3.6 would take an `a` that follows an `h` of the same beginning for a constant.
+            a0, a1, a2, a3 = zero, zero, zero, zero
+            h0, h1 = tl.zeros((SPANS, CHANNELS), tl.float32), tl.zeros((SPANS, CHANNELS), tl.float32)
+            h2, h3 = tl.zeros((SPANS, CHANNELS), tl.float32), tl.zeros((SPANS, CHANNELS), tl.float32)
             for row in range(first - 1, last + 1):
-                below = _read(g_pointer + start, row + 1, column, channel, last, width, channels, ok)
-                left = _read(x_pointer + start, row, column - 1, channel, height, width, channels, ok)
-                centre = _read(x_pointer + start, row, column, channel, height, width, channels, ok)
-                right = _read(x_pointer + start, row, column + 1, channel, height, width, channels, ok)
-                p00 += left * below
-                p01 += centre * below
-                p02 += right * below
-                p10 += left * here
-                p11 += centre * here
-                p12 += right * here
-                p20 += left * above
-                p21 += centre * above
-                p22 += right * above
-                bias += here
-                above = here
-                here = below
+                down = row + tl.zeros_like(column)
+                at = (down * width + column) * channels + channel
+                there = ok & (down >= 0) & (down < height)
+                x0 = _read(x_pointer, at - channels, there & (column > 0) & (column <= width), PRE, EXACT)
+                x1 = _read(x_pointer, at, there & (column < width), PRE, EXACT)
+                x2 = _read(x_pointer, at + channels, there & (column + 1 < width), PRE, EXACT)
+                x3 = _read(x_pointer, at + 2 * channels, there & (column + 2 < width), PRE, EXACT)
+                x4 = _read(x_pointer, at + 3 * channels, there & (column + 3 < width), PRE, EXACT)
+                x5 = _read(x_pointer, at + 4 * channels, there & (column + 4 < width), PRE, EXACT)
+                at += width * channels
+                there = ok & (down + 1 < last)
+                b0 = _read(g_pointer, at, there & (column < width), False, EXACT)
+                b1 = _read(g_pointer, at + channels, there & (column + 1 < width), False, EXACT)
+                b2 = _read(g_pointer, at + 2 * channels, there & (column + 2 < width), False, EXACT)
+                b3 = _read(g_pointer, at + 3 * channels, there & (column + 3 < width), False, EXACT)
+                p00 = _four(p00, x0, x1, x2, x3, b0, b1, b2, b3)
+                p01 = _four(p01, x1, x2, x3, x4, b0, b1, b2, b3)
+                p02 = _four(p02, x2, x3, x4, x5, b0, b1, b2, b3)
+                p10 = _four(p10, x0, x1, x2, x3, h0, h1, h2, h3)
+                p11 = _four(p11, x1, x2, x3, x4, h0, h1, h2, h3)
+                p12 = _four(p12, x2, x3, x4, x5, h0, h1, h2, h3)
+                p20 = _four(p20, x0, x1, x2, x3, a0, a1, a2, a3)
+                p21 = _four(p21, x1, x2, x3, x4, a0, a1, a2, a3)
+                p22 = _four(p22, x2, x3, x4, x5, a0, a1, a2, a3)
+                bias += (h0 + h1) + (h2 + h3)
+                a0, a1, a2, a3 = h0, h1, h2, h3
+                h0, h1, h2, h3 = b0, b1, b2, b3
         out = p_pointer + tl.program_id(0).to(tl.int64) * 10 * channels
         taps = out + channel * 9
-        tl.store(taps + 0, tl.sum(p00, 0)[None, :], mask=ok)
-        tl.store(taps + 1, tl.sum(p01, 0)[None, :], mask=ok)
-        tl.store(taps + 2, tl.sum(p02, 0)[None, :], mask=ok)
-        tl.store(taps + 3, tl.sum(p10, 0)[None, :], mask=ok)
-        tl.store(taps + 4, tl.sum(p11, 0)[None, :], mask=ok)
-        tl.store(taps + 5, tl.sum(p12, 0)[None, :], mask=ok)
-        tl.store(taps + 6, tl.sum(p20, 0)[None, :], mask=ok)
-        tl.store(taps + 7, tl.sum(p21, 0)[None, :], mask=ok)
-        tl.store(taps + 8, tl.sum(p22, 0)[None, :], mask=ok)
-        tl.store(out + 9 * channels + channel, tl.sum(bias, 0)[None, :], mask=ok)
+        tl.store(taps + 0, tl.sum(p00, 0)[None, :], mask=held)
+        tl.store(taps + 1, tl.sum(p01, 0)[None, :], mask=held)
+        tl.store(taps + 2, tl.sum(p02, 0)[None, :], mask=held)
+        tl.store(taps + 3, tl.sum(p10, 0)[None, :], mask=held)
+        tl.store(taps + 4, tl.sum(p11, 0)[None, :], mask=held)
+        tl.store(taps + 5, tl.sum(p12, 0)[None, :], mask=held)
+        tl.store(taps + 6, tl.sum(p20, 0)[None, :], mask=held)
+        tl.store(taps + 7, tl.sum(p21, 0)[None, :], mask=held)
+        tl.store(taps + 8, tl.sum(p22, 0)[None, :], mask=held)
+        tl.store(out + 9 * channels + channel, tl.sum(bias, 0)[None, :], mask=held)
 
     def _tile(height: int, width: int, channels: int) -> dict[str, int]:
-        """Rows a program walks down, and the columns and channels it carries."""
-        return _cut(height, width, channels, columns=4, most=128)
+        """Rows a program walks down, the spans of four columns and the channels it carries."""
+        wide = 128 if channels % 128 == 0 else min(64, power_of_2(channels))
+        spans = min(max(1, 128 // wide), power_of_2(parts(width, 4)))
+        return dict(ROWS=min(7, height), SPANS=spans, CHANNELS=wide, num_warps=1)
 
-    def _gradient_tile(height: int, width: int, channels: int) -> dict[str, int]:
-        """The same for gradients: large maps want more columns, and no more threads to carry them."""
-        tile = _cut(height, width, channels, 8, 128) if width > 28 else _cut(height, width, channels, 4, 64)
-        return tile | {"num_warps": 2}
-
-    def _cut(height: int, width: int, channels: int, columns: int, most: int) -> dict[str, int]:
-        wide = power_of_2(min(most if channels % most == 0 else 64, channels))
-        columns = power_of_2(min(columns, width))
-        return dict(ROWS=min(7, height), COLUMNS=columns, CHANNELS=wide, num_warps=4 if wide == 128 else 2)
+    def _weight_tile(height: int, width: int, channels: int) -> dict[str, int]:
+        """The same for the gradients of weight and bias, whose programs walk over all columns."""
+        return _tile(height, width, channels) | {"ROWS": min(16, height)}
 
     @planned
     def _convolving(
         batch: int, height: int, width: int, channels: int,
-        back: bool, flip: bool, post: bool, slope: int, shortcut: bool, bias: bool,
+        flip: bool, pre: bool, post: bool, slope: int, shortcut: bool, bias: bool,
     ) -> Launch:  # fmt: skip
-        tile = (_gradient_tile if back else _tile)(height, width, channels)
+        tile = _tile(height, width, channels)
         grid = (
             batch * parts(height, tile["ROWS"]),
-            parts(width, tile["COLUMNS"]),
+            parts(width, 4 * tile["SPANS"]),
             parts(channels, tile["CHANNELS"]),
         )
-        switches = dict(FLIP=flip, POST=post, SLOPE=slope, SHORTCUT=shortcut, BIAS=bias)
+        whole = channels % tile["CHANNELS"] == 0
+        switches = dict(FLIP=flip, PRE=pre, POST=post, SLOPE=slope, SHORTCUT=shortcut, BIAS=bias, WHOLE=whole)
         return Launch(_conv_kernel, grid, height, width, channels, **switches, **tile)
 
     @planned
-    def _weighing(batch: int, height: int, width: int, channels: int) -> tuple[int, Launch]:
+    def _weighing(batch: int, height: int, width: int, channels: int, pre: bool) -> tuple[int, Launch]:
         """Programs that make the gradients of weight and bias, and their launch."""
-        tile = _gradient_tile(height, width, channels) | {"ROWS": min(16, height)}
+        tile = _weight_tile(height, width, channels)
+        whole = channels % tile["CHANNELS"] == 0
         strips = parts(height, tile["ROWS"])
         grid = (batch * strips, parts(channels, tile["CHANNELS"]))
-        return grid[0], Launch(_weight_kernel, grid, height, width, channels, strips, **tile)
+        return grid[0], Launch(_weight_kernel, grid, height, width, channels, strips, PRE=pre, WHOLE=whole, **tile)
 
     def _convolve(sizes: tuple[int, ...], x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
         """x, of any shape, in memory as sizes (B, H, W, C) say -> y of that shape."""
         y = torch.empty_like(x)
-        source = F.gelu(x) if act == 1 else x
-        _convolving(*sizes, False, False, act == 2, 0, shortcut, True)(source, weight, bias, x, y)
+        _convolving(*sizes, False, act == 1, act == 2, 0, shortcut, True)(x, weight, bias, x, y)
         return y
 
     def _differentiate(
@@ -227,13 +273,13 @@ if HAS_TRITON:
         """Gradients of x, weight and bias; the last two may be parts of one memory."""
         if act == 2:
             behind = torch.empty_like(x)
-            _convolving(*sizes, True, False, False, 2, shortcut, True)(x, weight, bias, g, behind)
+            _convolving(*sizes, False, False, False, 2, shortcut, True)(x, weight, bias, g, behind)
             g = behind
         g_x = torch.empty_like(x)
-        _convolving(*sizes, True, True, False, int(act == 1), shortcut, False)(g, weight, bias, x, g_x)
-        programs, weigh = _weighing(*sizes)
+        _convolving(*sizes, True, False, False, int(act == 1), shortcut, False)(g, weight, bias, x, g_x)
+        programs, weigh = _weighing(*sizes, act == 1)
         partial = torch.empty(programs, 10 * sizes[3], dtype=torch.float32, device=x.device)
-        weigh(F.gelu(x) if act == 1 else x, g, partial)
+        weigh(x, g, partial)
         taps, shift = partial.sum(0).split((weight.numel(), bias.numel()))
         return g_x, in_type(taps.view(weight.shape), weight.dtype), in_type(shift, bias.dtype)
 

@@ -1,9 +1,12 @@
 """GELU and its slope, for the kernels that have one inside.
 
 The error function takes some 25 instructions, more than all nine taps of a depth-wise convolution. In half precision
-the tanh form does, as x times a sigmoid in 8 of them: at most 5e-4 from the exact one, where the type's own steps are
-2e-3 and more.
+the tanh form does, as x times a sigmoid in 7 of them: at most 5e-4 from the exact one, where the type's own steps are
+2e-3 and more. Seven if exponential and division are the chip's own, which take numbers below 1e-38 for zeros; the ways
+around that would be nine more.
 """
+
+import torch
 
 from saccade.kernels.launch import HAS_TRITON
 
@@ -12,9 +15,31 @@ if HAS_TRITON:
     import triton.language as tl
 
     @triton.jit
+    def _power_of_2(x):
+        return tl.exp2(x)
+
+    @triton.jit
+    def _inverse(x):
+        return 1 / x
+
+    if isinstance(_inverse, triton.JITFunction) and torch.version.hip is None:  # not interpreted: NVIDIA's own
+
+        @triton.jit
+        def _power_of_2(x):
+            return tl.inline_asm_elementwise(
+                "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+            )
+
+        @triton.jit
+        def _inverse(x):
+            return tl.inline_asm_elementwise(
+                "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+            )
+
+    @triton.jit
     def _open(x):
         """How far the gate is open: the sigmoid whose product with x is the tanh form."""
-        return 1 / (1 + tl.exp(-1.5957691216 * x * (1 + 0.044715 * x * x)))
+        return _inverse(1 + _power_of_2(x * (-2.3022081985 - 0.1029432397 * x * x)))
 
     @triton.jit
     def gelu(x, EXACT: tl.constexpr):

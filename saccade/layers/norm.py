@@ -35,8 +35,15 @@ class ChannelNorm(TokenNorm):
 @torch.jit.ignore
 def fits_map(features: Tensor) -> bool:
     """Whether the kernel takes a map as it is: its channels last in memory, and not too many."""
-    known = isinstance(features, Tensor) and suits(features) and allowed("layer_norm")
+    known = isinstance(features, Tensor) and suits(features) and fused_here()
     return known and features.shape[1] <= WIDEST and features.is_contiguous(memory_format=torch.channels_last)
+
+
+def fused_here() -> bool:
+    """Whether the kernel is to be taken: not by compilers for what learns, where they make one pass of sum and norm, there
+    and back.
+    """
+    return allowed("layer_norm") and not (torch.compiler.is_compiling() and torch.is_grad_enabled())
 
 
 def layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -46,7 +53,7 @@ def layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
     the map to every reader, which casts it again.
     """
     if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-        if suits(tokens) and allowed("layer_norm") and tokens.is_contiguous() and tokens.shape[-1] <= WIDEST:
+        if suits(tokens) and fused_here() and tokens.is_contiguous() and tokens.shape[-1] <= WIDEST:
             return kernels.layer_norm(tokens, weight, bias, eps)
     low = tokens.dtype == torch.bfloat16 or tokens.dtype == torch.float16
     if low and not torch.jit.is_scripting():

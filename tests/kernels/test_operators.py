@@ -160,3 +160,25 @@ def test_numbers_in_float64_leave_tensors_in_float32(tmp_path):
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", NUMBERS_AS_FLOAT64], env=environment, capture_output=True, text=True)
     assert done.stdout.split() == ["False", "True"] * 3, done.stderr
+
+
+CARRIED = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from saccade.kernels.depthwise import _weight_kernel
+
+kinds = ["*bf16", "*bf16", "*fp32", "i32", "i32", "i32", "i32"]
+constants = dict(PRE=False, WHOLE=True, ROWS=16, SPANS=1, CHANNELS=128)
+kinds = dict(zip(_weight_kernel.arg_names, kinds)) | dict.fromkeys(constants, "constexpr")
+text = triton.compile(ASTSource(_weight_kernel, kinds, constants), target=GPUTarget("cuda", 90, 32)).asm["ttir"]
+rows = next(line for line in text.splitlines() if "scf.for %row" in line)
+print(rows.partition("iter_args(")[2].partition(")")[0].count("="))
+"""
+
+
+def test_all_rows_of_gradients_are_carried_from_row_to_row(tmp_path):
+    """Ten sums, and the gradients of two rows in four columns: what a compiler may lose, and an interpreter not."""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", CARRIED], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["18"], done.stderr
