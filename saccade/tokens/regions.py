@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from timm.layers import drop_path
 from torch import Tensor, nn
 
-from saccade.kernels import allowed, suits
+from saccade.kernels import allowed, mixing, suits
 from saccade.kernels import looking as kernels
 from saccade.layers.boxes import adjust, centre_and_size, from_centre
 from saccade.layers.linear import Linear, linear_whole
 from saccade.layers.norm import TokenNorm
-from saccade.layers.sampling import clamp_gradient, sample
+from saccade.layers.sampling import any_order, clamp_gradient, sample
 from saccade.tokens.trace import RegionTrace, TubeTrace
 
 
@@ -176,6 +176,8 @@ class AdaptiveDecoder(nn.Module):
             weights = self.to_weights(hidden)
         else:
             weights = linear_whole(self.to_weights, hidden)
+            if learns_at_once(features, points, weights):
+                return self.proj(mixing.look(features, points, weights, self.channel_bias, self.point_bias).flatten(2))
         channel, point = self._matrices(weights)
         mixed = sample_and_mix(features, points, channel, point, self.channel_bias, self.point_bias)
         return self.proj(mixed.flatten(2))
@@ -257,11 +259,24 @@ def fits_kernels(tokens: Tensor, coordinates: Tensor) -> bool:
 
 
 def mixes_at_once(features: Tensor, points: Tensor, channel_weights: Tensor, point_weights: Tensor) -> bool:
-    """Whether sampling and mixing can be one kernel: inference on images, matrices small enough for a chip."""
-    if torch.is_grad_enabled() or points.shape[-1] != 2 or points.shape[2] > 64 or features.shape[1] > 128:
+    """Whether sampling and mixing can be one kernel, without gradient."""
+    if torch.is_grad_enabled() or not _small(features, points):
         return False
     known = points.dtype == torch.float32 and suits(features, points, channel_weights, point_weights)
     return known and allowed("mix") and kernels.mixes(channel_weights, point_weights)
+
+
+def learns_at_once(features: Tensor, points: Tensor, weights: Tensor) -> bool:
+    """The same where gradients may be asked for, of matrices as they are made, (B, M, C C + P P)."""
+    if not torch.is_grad_enabled() or not _small(features, points):
+        return False
+    known = points.dtype == torch.float32 and suits(features, points, weights)
+    return known and allowed("mix") and any_order()
+
+
+def _small(features: Tensor, points: Tensor) -> bool:
+    """Whether these are images, and matrices small enough for a chip."""
+    return points.shape[-1] == 2 and points.shape[2] <= 64 and features.shape[1] <= 128
 
 
 def adjust_and_spread(
