@@ -27,27 +27,53 @@ if HAS_TRITON:
     from saccade.kernels.gelu import gelu, gelu_slope
 
     @triton.jit
+    def _matrix(pointer, row, column, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+        """Where some rows and columns of a matrix (HEIGHT, WIDTH) lie, and which of them there are."""
+        return pointer + row[:, None] * WIDTH + column[None, :], (row < HEIGHT)[:, None] & (column < WIDTH)[None, :]
+
+    @triton.jit
+    def _vector(pointer, at, LENGTH: tl.constexpr):
+        """Some of its values, zeros beyond them."""
+        return tl.load(pointer + at, mask=at < LENGTH, other=0.0).to(tl.float32)
+
+    @triton.jit
+    def _inside(x, w_pointer, b_pointer, row, column, CHANNELS: tl.constexpr, PRECISION: tl.constexpr):
+        """Columns of M, of a = gelu(x M + b), and of the slope there."""
+        EXACT: tl.constexpr = w_pointer.dtype.element_ty == tl.float32
+        where, known = _matrix(w_pointer, row, column, CHANNELS, CHANNELS)
+        m = tl.load(where, mask=known, other=0.0)
+        h = tl.dot(x, m, input_precision=PRECISION) + _vector(b_pointer, column, CHANNELS)[None, :]
+        return m, gelu(h, EXACT).to(m.dtype), gelu_slope(h, EXACT).to(m.dtype)
+
+    @triton.jit
+    def _outside(
+        s, active, c_pointer, g_pointer, p, column,
+        POINTS: tl.constexpr, CHANNELS: tl.constexpr, PRECISION: tl.constexpr,
+    ):  # fmt: skip
+        """Columns of the gradient of S a + c, in float32."""
+        h = tl.dot(s, active, input_precision=PRECISION) + _vector(c_pointer, p, POINTS)[:, None]
+        where, known = _matrix(g_pointer, p, column, POINTS, CHANNELS)
+        return tl.load(where, mask=known, other=0.0).to(tl.float32) * gelu_slope(h, s.dtype == tl.float32)
+
+    @triton.jit
+    def _back(s, g, slope, p_pointer, column, CHANNELS: tl.constexpr, PRECISION: tl.constexpr):
+        """Columns of the gradient of x M + b; their sums in p."""
+        d = tl.dot(tl.trans(s), g, input_precision=PRECISION) * slope.to(tl.float32)
+        tl.store(p_pointer + column, tl.sum(d, 0), mask=column < CHANNELS)
+        return d.to(s.dtype)
+
+    @triton.jit
     def _backward_kernel(
         g_pointer, x_pointer, w_pointer, b_pointer, c_pointer, dx_pointer, dw_pointer, p_pointer, step,
-        POINTS: tl.constexpr, CHANNELS: tl.constexpr, P: tl.constexpr, C: tl.constexpr, SLICE: tl.constexpr,
-        PRECISION: tl.constexpr,
+        POINTS: tl.constexpr, CHANNELS: tl.constexpr, P: tl.constexpr, C: tl.constexpr, FIRST: tl.constexpr,
+        SECOND: tl.constexpr, SLICE: tl.constexpr, PRECISION: tl.constexpr,
     ):  # fmt: skip
         """Gradients of what was read, in dx, and of the matrices, in dw: `step` is from row to row in w, dw is dense.
 
-        Sizes are constants, so that the loads of odd ones are as wide as these allow. What is beyond them is zero in
-        x, w and g, and so in every gradient. What every token adds to the gradients of
-        the biases b and c is in p (tokens, C + P).
+        Columns of M go in two parts, FIRST and SECOND (or none), so that 96 are not 128; rows of its gradient SLICE at
+        once. Sizes are constants, so that the loads of odd ones are as wide as these allow. What is beyond them is zero
+        in x, w and g, and so in every gradient. What a token adds to the gradients of b and c is in p (tokens, C + P).
         """
-        EXACT: tl.constexpr = w_pointer.dtype.element_ty == tl.float32
-        kind = w_pointer.dtype.element_ty
-        channel, p = tl.arange(0, C), tl.arange(0, P)
-        known, held = channel < CHANNELS, p < POINTS
-        listed = held[:, None] & known[None, :]
-        at = p[:, None] * CHANNELS + channel[None, :]
-        square = known[:, None] & known[None, :]
-        across = channel[:, None] * CHANNELS + channel[None, :]
-        paired = held[:, None] & held[None, :]
-        between = CHANNELS * CHANNELS + p[:, None] * POINTS + p[None, :]
         token = tl.program_id(0).to(tl.int64)
         x_pointer += token * POINTS * CHANNELS
         g_pointer += token * POINTS * CHANNELS
@@ -55,37 +81,55 @@ if HAS_TRITON:
         w_pointer += token * step
         dw_pointer += token * (CHANNELS * CHANNELS + POINTS * POINTS)
         p_pointer += token * (CHANNELS + POINTS)
-        x = tl.load(x_pointer + at, mask=listed, other=0.0)
-        m = tl.load(w_pointer + across, mask=square, other=0.0)
-        s = tl.load(w_pointer + between, mask=paired, other=0.0)
-        bias = tl.load(b_pointer + channel, mask=known, other=0.0).to(tl.float32)[None, :]
-        h = tl.dot(x, m, input_precision=PRECISION) + bias
-        slope, active = gelu_slope(h, EXACT).to(kind), gelu(h, EXACT).to(kind)
-        bias = tl.load(c_pointer + p, mask=held, other=0.0).to(tl.float32)[:, None]
-        h = tl.dot(s, active, input_precision=PRECISION) + bias
-        g = tl.load(g_pointer + at, mask=listed, other=0.0).to(tl.float32) * gelu_slope(h, EXACT)
-        tl.store(p_pointer + CHANNELS + p, tl.sum(g, 1), mask=held)
-        g = g.to(kind)
-        d = tl.dot(g, tl.trans(active), input_precision=PRECISION)
-        tl.store(dw_pointer + between, d.to(kind), mask=paired)
-        d = tl.dot(tl.trans(s), g, input_precision=PRECISION) * slope.to(tl.float32)
-        tl.store(p_pointer + channel, tl.sum(d, 0), mask=known)
-        g = d.to(kind)
-        d = tl.dot(g, tl.trans(m), input_precision=PRECISION)
-        tl.store(dx_pointer + at, d.to(kind), mask=listed)
-        for first in tl.static_range(0, C, SLICE):
-            some = first + tl.arange(0, SLICE)
-            part = held[:, None] & (some < CHANNELS)[None, :]
-            x = tl.load(x_pointer + p[:, None] * CHANNELS + some[None, :], mask=part, other=0.0)
-            d = tl.dot(tl.trans(x), g, input_precision=PRECISION)
-            part = (some < CHANNELS)[:, None] & known[None, :]
-            tl.store(dw_pointer + some[:, None] * CHANNELS + channel[None, :], d.to(kind), mask=part)
+        p, channel, one = tl.arange(0, P), tl.arange(0, C), tl.arange(0, FIRST)
+        where, known = _matrix(x_pointer, p, channel, POINTS, CHANNELS)
+        x = tl.load(where, mask=known, other=0.0)
+        where, known = _matrix(w_pointer + CHANNELS * CHANNELS, p, p, POINTS, POINTS)
+        s = tl.load(where, mask=known, other=0.0)
+        m1, a1, slope1 = _inside(x, w_pointer, b_pointer, channel, one, CHANNELS, PRECISION)
+        g = _outside(s, a1, c_pointer, g_pointer, p, one, POINTS, CHANNELS, PRECISION)
+        total = tl.sum(g, 1)
+        g1 = g.to(s.dtype)
+        d1 = _back(s, g1, slope1, p_pointer, one, CHANNELS, PRECISION)
+        if SECOND > 0:
+            two = FIRST + tl.arange(0, SECOND)
+            m2, a2, slope2 = _inside(x, w_pointer, b_pointer, channel, two, CHANNELS, PRECISION)
+            g = _outside(s, a2, c_pointer, g_pointer, p, two, POINTS, CHANNELS, PRECISION)
+            total += tl.sum(g, 1)
+            g2 = g.to(s.dtype)
+            d2 = _back(s, g2, slope2, p_pointer, two, CHANNELS, PRECISION)
+        d = tl.dot(g1, tl.trans(a1), input_precision=PRECISION)
+        if SECOND > 0:
+            d = tl.dot(g2, tl.trans(a2), d, input_precision=PRECISION)
+        tl.store(p_pointer + CHANNELS + p, total, mask=p < POINTS)
+        where, known = _matrix(dw_pointer + CHANNELS * CHANNELS, p, p, POINTS, POINTS)
+        tl.store(where, d.to(s.dtype), mask=known)
+        d = tl.dot(d1, tl.trans(m1), input_precision=PRECISION)
+        if SECOND > 0:
+            d = tl.dot(d2, tl.trans(m2), d, input_precision=PRECISION)
+        where, known = _matrix(dx_pointer, p, channel, POINTS, CHANNELS)
+        tl.store(where, d.to(s.dtype), mask=known)
+        for start in tl.static_range(0, C, SLICE):
+            row = start + tl.arange(0, SLICE)
+            where, known = _matrix(x_pointer, p, row, POINTS, CHANNELS)
+            x = tl.trans(tl.load(where, mask=known, other=0.0))
+            where, known = _matrix(dw_pointer, row, one, CHANNELS, CHANNELS)
+            tl.store(where, tl.dot(x, d1, input_precision=PRECISION).to(s.dtype), mask=known)
+            if SECOND > 0:
+                where, known = _matrix(dw_pointer, row, two, CHANNELS, CHANNELS)
+                tl.store(where, tl.dot(x, d2, input_precision=PRECISION).to(s.dtype), mask=known)
 
     def _tile(points: int, channels: int, exact: bool) -> dict[str, int]:
-        """Channels of the matrix whose gradients are made at once; in float32, which fills more registers, fewer."""
+        """Points and channels, how many columns go first and second, rows of the gradient at once, threads.
+
+        With 168 registers to a thread a multiprocessor has three tokens under way; 96 channels just fit into them.
+        """
         tall, wide = (max(16, power_of_2(number)) for number in (points, channels))
-        most, warps = (32, 16) if exact else (64, 4)
-        return dict(P=tall, C=wide, SLICE=min(most, wide), num_warps=warps)
+        first, second = (wide, 0) if wide < 64 else (wide // 2, wide // 4 if 4 * channels <= 3 * wide else wide // 2)
+        tile = dict(P=tall, C=wide, FIRST=first, SECOND=second, SLICE=min(64, wide), num_warps=4)
+        if exact:
+            return tile | {"SLICE": min(32, wide), "num_warps": 16}
+        return tile | {"maxnreg": 168} if first + second <= 96 else tile
 
     @planned
     def _differentiating(count: int, points: int, channels: int, step: int, exact: bool) -> Launch:
