@@ -1,6 +1,6 @@
 """Which tile suits which kernel: times the kernels over tiles on a GPU, beside the floor.
 
-    python bench/tiles.py [mix sums batch_norm depthwise norms]
+    python bench/tiles.py [mix mixing sums batch_norm depthwise norms short_norms]
 
 The floor is the bytes a kernel must move over the copy speed of an H200. What wins goes into the kernel's `_tile` or
 `_gradient_tile`.
@@ -14,8 +14,9 @@ from unittest.mock import patch
 import torch
 import triton
 
-from saccade.kernels import batch_norm, depthwise, layer_norm, linear, looking
+from saccade.kernels import batch_norm, depthwise, layer_norm, linear, looking, mixing
 from saccade.kernels.launch import forget_plans
+from saccade.tokens.regions import sample_and_mix
 
 SPEED = 4.1e12  # bytes a second
 MAPS = [(128, 56, 56, 256), (128, 28, 28, 512), (128, 14, 14, 1280)]
@@ -96,6 +97,29 @@ def sweep_norms() -> None:
         report(f"  its gradients {rows}x{channels}", 6 * x.numel(), found, time(step))
 
 
+def sweep_short_norms() -> None:
+    """Gradients of SparseFormer's lists, with the sum over programs: how many programs, how many rows to each."""
+    for rows, channels in ((6272, 256), (6272, 512), (6272, 768), (8192, 1024)):
+        x, weight, statistics = values(rows, channels), values(channels), values(2, rows, dtype=torch.float32)
+        wide = triton.next_power_of_2(channels)
+
+        def make(elements, warps, programs, wide=wide):
+            return lambda *_: dict(ROWS=max(1, elements // wide), CHANNELS=wide, num_warps=warps)
+
+        step = lambda x=x, w=weight, s=statistics: layer_norm._gradients(x, x, w, s)  # noqa: E731
+        found = []
+        for programs in (98, 132, 196, 264, 392, 528, 784, 1568):
+            choices = [
+                (elements, warps, programs)
+                for elements, warps in itertools.product((1024, 2048, 4096, 8192), (1, 2, 4, 8))
+                if 8 <= elements // (32 * warps) <= 64 and elements >= wide
+            ]
+            with patch.object(layer_norm, "PROGRAMS", programs):
+                found += try_tiles(layer_norm, "_gradient_tile", make, choices, step)
+        forget_plans()
+        report(f"gradients of a short list's norm {rows}x{channels}", 6 * x.numel(), found, time(step))
+
+
 def sweep_batch_norm() -> None:
     for rows, channels in ((1605632, 64), (401408, 256), (100352, 512), (25088, 1024), (401408, 64)):
         x = values(rows, channels).requires_grad_()
@@ -130,12 +154,52 @@ def sweep_mix() -> None:
     report("mix", 2 * both.numel() + 2 * x.numel() + 2 * 128 * 49 * 36 * 96, found, time(step))
 
 
+def sweep_mixing() -> None:
+    """The way back of SparseFormer's mixing alone, and there and back against the library."""
+    batch, tokens, points, channels = 128, 49, 36, 96
+    count, size = batch * tokens, channels * channels + points * points
+    features = values(batch, channels, 56, 56).contiguous(memory_format=torch.channels_last).requires_grad_()
+    places = torch.rand(batch, tokens, points, 2, device="cuda", requires_grad=True)
+    made = (0.1 * values(batch, tokens, size)).requires_grad_()
+    biases = [values(number, dtype=torch.float32).requires_grad_() for number in (channels, points)]
+    g = values(batch, tokens, points, channels)
+    read, to_read, to_made = torch.randn_like(g), torch.empty_like(g), torch.empty_like(made)
+    shared = torch.empty(count, channels + points, device="cuda")
+
+    def step():
+        start = mixing._differentiating(count, points, channels, size, False)
+        start(g, read, made, *biases, to_read, to_made, shared)
+
+    def make(*choice):
+        tile = dict(zip(("FIRST", "SECOND", "SLICE", "num_warps", "maxnreg"), choice, strict=True), P=64, C=128)
+        return lambda *_: tile
+
+    choices = [(64, 32, 64, 4, most) for most in (None, 168, 144, 128)]
+    choices += [(64, 32, 128, 4, 168), (32, 64, 64, 4, 168), (64, 32, 64, 8, None), (128, 0, 64, 4, None)]
+    found = try_tiles(mixing, "_tile", make, choices, step)
+    report("mixing, its way back", 4 * made.numel() + 6 * g.numel(), found, time(step))
+
+    def twin(features, places, made, *biases):
+        channel, point = made.split((channels**2, points**2), dim=2)
+        matrices = channel.unflatten(2, (channels, channels)), point.unflatten(2, (points, points))
+        return sample_and_mix(features, places, *matrices, *biases)
+
+    def learn(function):
+        inputs = [features, places, made, *biases]
+        torch.autograd.grad(function(*inputs), inputs, g)
+
+    ours, theirs = time(lambda: learn(mixing.look)), time(lambda: learn(twin))
+    compare("mixing, there and back", 6 * made.numel() + 14 * g.numel(), ours, theirs)
+
+
 SWEEPS = {
     "mix": sweep_mix,
+    "mixing": sweep_mixing,
     "sums": sweep_sums,
     "batch_norm": sweep_batch_norm,
     "depthwise": sweep_depthwise,
     "norms": sweep_norms,
+    "short_norms": sweep_short_norms,
 }
 
 

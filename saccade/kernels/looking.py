@@ -2,7 +2,7 @@
 
 place     regions adjusted and points placed in them, one program a token
 sample    the map read at the points, with the gradients of map and points
-mix       the map read at the points and mixed at once, for inference: what was read never leaves the chip
+mix       the map read at the points and mixed at once: what was read never leaves the chip (its gradient: mixing.py)
 
 Their twins are `adjust` and `spread_points`, `sample`, and `sample_and_mix`, of saccade.layers and saccade.tokens. On
 images only. Compilers take the last two as operators they do not look into; `place` they make from its twin.
