@@ -68,13 +68,13 @@ if HAS_TRITON:
         return total + right * w2
 
     @triton.jit
-    def _put(y_pointer, g_pointer, y, at, inside, POST: tl.constexpr, SLOPE: tl.constexpr, EXACT: tl.constexpr):
+    def _put(y_pointer, y, g, at, inside, POST: tl.constexpr, SLOPE: tl.constexpr, EXACT: tl.constexpr):
         if POST:
             y = gelu(y, EXACT)
         if SLOPE == 1:
-            y *= gelu_slope(tl.load(g_pointer + at, mask=inside, other=0.0).to(tl.float32), EXACT)
+            y *= gelu_slope(g, EXACT)
         if SLOPE == 2:
-            y = tl.load(g_pointer + at, mask=inside, other=0.0).to(tl.float32) * gelu_slope(y, EXACT)
+            y = g * gelu_slope(y, EXACT)
         tl.store(y_pointer + at, y.to(y_pointer.dtype.element_ty), mask=inside)
 
     @triton.jit
@@ -127,17 +127,23 @@ if HAS_TRITON:
             x3 = _read(x_pointer, at + 2 * channels, there & (column + 2 < width), PRE, EXACT)
             x4 = _read(x_pointer, at + 3 * channels, there & (column + 3 < width), PRE, EXACT)
             x5 = _read(x_pointer, at + 4 * channels, there & (column + 4 < width), PRE, EXACT)
-            if i >= 2:  # the row above has now seen its three rows
+            if i >= 2:  # the row above will now have seen its three rows
+                at -= width * channels
+                there = ok & (row <= height)
+                g0, g1, g2, g3 = x0, x1, x2, x3
+                if SLOPE > 0:  # asked for early: nothing else can be done while it is on its way
+                    g0 = _read(g_pointer, at, there & (column < width), False, EXACT)
+                    g1 = _read(g_pointer, at + channels, there & (column + 1 < width), False, EXACT)
+                    g2 = _read(g_pointer, at + 2 * channels, there & (column + 2 < width), False, EXACT)
+                    g3 = _read(g_pointer, at + 3 * channels, there & (column + 3 < width), False, EXACT)
                 a0 = _three(a0, x0, x1, x2, w20, w21, w22)
                 a1 = _three(a1, x1, x2, x3, w20, w21, w22)
                 a2 = _three(a2, x2, x3, x4, w20, w21, w22)
                 a3 = _three(a3, x3, x4, x5, w20, w21, w22)
-                at -= width * channels
-                there = ok & (row <= height)
-                _put(y_pointer, g_pointer, a0, at, there & (column < width), POST, SLOPE, EXACT)
-                _put(y_pointer, g_pointer, a1, at + channels, there & (column + 1 < width), POST, SLOPE, EXACT)
-                _put(y_pointer, g_pointer, a2, at + 2 * channels, there & (column + 2 < width), POST, SLOPE, EXACT)
-                _put(y_pointer, g_pointer, a3, at + 3 * channels, there & (column + 3 < width), POST, SLOPE, EXACT)
+                _put(y_pointer, a0, g0, at, there & (column < width), POST, SLOPE, EXACT)
+                _put(y_pointer, a1, g1, at + channels, there & (column + 1 < width), POST, SLOPE, EXACT)
+                _put(y_pointer, a2, g2, at + 2 * channels, there & (column + 2 < width), POST, SLOPE, EXACT)
+                _put(y_pointer, a3, g3, at + 3 * channels, there & (column + 3 < width), POST, SLOPE, EXACT)
             if i >= 1 and i <= ROWS:
                 h0 = _three(h0, x0, x1, x2, w10, w11, w12)
                 h1 = _three(h1, x1, x2, x3, w10, w11, w12)

@@ -3,10 +3,10 @@
 from contextlib import AbstractContextManager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.kernels import allowed, enabled, suits
+from saccade.kernels.few_keys import are_few, few_keys, few_keys_twin
 from saccade.kernels.short_attention import is_short, plain_attention, short_attention
 from saccade.layers.linear import Linear
 
@@ -44,16 +44,20 @@ class CrossAttention(nn.Module):
 
     def forward(self, pixels: Tensor, tokens: Tensor) -> Tensor:
         """pixels (B, N, D), tokens (B, M, D) -> what every pixel found (B, N, D)."""
-        query = self.to_query(pixels).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, N, D/heads)
-        key_value = self.to_key_value(tokens).unflatten(2, (2, self.num_heads, -1))
-        key, value = key_value.permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, M, D/heads) each
-        mixed = F.scaled_dot_product_attention(query, key, value)
-        return self.proj(self.norm(mixed.transpose(1, 2).flatten(2)))
+        return self.proj(self.norm(ask(self.to_query(pixels), self.to_key_value(tokens), self.num_heads)))
 
 
 def check_heads(dim: int, num_heads: int) -> None:
     if dim % num_heads:
         raise ValueError(f"width {dim} does not divide into {num_heads} heads; choose heads that divide it.")
+
+
+def ask(query: Tensor, key_value: Tensor, num_heads: int) -> Tensor:
+    """query (B, N, D), key_value (B, M, 2 D) -> mixed values (B, N, D)."""
+    if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+        if suits(query, key_value) and allowed("few_keys") and are_few(query, key_value, num_heads):
+            return few_keys(query, key_value, num_heads)
+    return few_keys_twin(query, key_value, num_heads)
 
 
 def attend(qkv: Tensor, num_heads: int, bias: Tensor | None = None) -> Tensor:

@@ -40,8 +40,8 @@ def fits_map(features: Tensor) -> bool:
 
 
 def fused_here() -> bool:
-    """Whether the kernel is to be taken: not by compilers for what learns, where they make one pass of sum and norm, there
-    and back.
+    """Whether the kernel is to be taken: not by compilers for what learns, where they make one pass of sum and norm,
+    there and back.
     """
     return allowed("layer_norm") and not (torch.compiler.is_compiling() and torch.is_grad_enabled())
 
