@@ -3,8 +3,10 @@
 The map in front of the pooling is the largest of the whole model; the library goes over it once for the bias or the
 norm, once for the ReLU, once to pool it, and twice more over what is left. Here it is read once; and where it learns,
 written once on the way back: every pixel asks the four windows at most that it stands in whether it was their largest.
+Compilers take the learning one as an operator they do not look into.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -43,6 +45,7 @@ def normalised(pooled: Tensor, pixels: PixelNorm | None) -> Tensor:
 if HAS_TRITON:
     import triton
     import triton.language as tl
+    from torch.library import custom_op
 
     from saccade.kernels.norm_relu import _affine, _pointers
 
@@ -178,11 +181,27 @@ if HAS_TRITON:
         grid = (batch * height, parts(width, tile["COLUMNS"]))
         return Launch(_back_kernel, grid, height, width, (height + 1) // 2, (width + 1) // 2, channels, **tile)
 
+    def _gradients(
+        g: Tensor, pooled: Tensor, where: Tensor, scale: Tensor, size: Sequence[int], biased: bool, relu: bool,
+        pixels: PixelNorm | None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """g (B, H/2, W/2, C) -> the gradients of the map (B, H, W, C), and of the bias in float32 where it has one."""
+        g = g.contiguous()
+        batch, channels = g.shape[0], g.shape[3]
+        rows = g.numel() // channels
+        if relu or pixels:
+            opened = torch.empty_like(g)
+            _opening(rows, channels, pixels)(g, pooled, where, scale, opened)
+            g = opened
+        g_features = torch.empty(batch, *size, channels, dtype=g.dtype, device=g.device)
+        _going_back(batch, *size, channels)(g, where, g_features)
+        return g_features, column_sum(g.view(rows, channels)) if biased else None
+
     class _Pool(torch.autograd.Function):
         @staticmethod
         def forward(ctx, features: Tensor, bias: Tensor | None, relu: bool, pixels: PixelNorm | None) -> Tensor:
             pooled, where, scale = _launch(features, None if bias is None else Norm(bias), relu, pixels, True)
-            ctx.shape, ctx.relu, ctx.pixels = features.shape, relu, pixels
+            ctx.size, ctx.relu, ctx.pixels = features.shape[2:], relu, pixels
             ctx.bias_type = None if bias is None else bias.dtype
             ctx.save_for_backward(where, *((pooled, scale) if pixels else ()))
             return pooled.permute(0, 3, 1, 2)
@@ -191,18 +210,69 @@ if HAS_TRITON:
         @torch.autograd.function.once_differentiable
         def backward(ctx, g: Tensor):
             where, *normed = ctx.saved_tensors
-            batch, channels, height, width = ctx.shape
-            g = g.permute(0, 2, 3, 1).contiguous()
-            rows = g.numel() // channels
-            if ctx.relu or ctx.pixels:
-                pooled, scale = normed or (g, g)
-                opened = torch.empty_like(g)
-                _opening(rows, channels, ctx.pixels)(g, pooled, where, scale, opened)
-                g = opened
-            g_features = torch.empty(batch, height, width, channels, dtype=g.dtype, device=g.device)
-            _going_back(batch, height, width, channels)(g, where, g_features)
-            g_bias = None if ctx.bias_type is None else in_type(column_sum(g.view(rows, channels)), ctx.bias_type)
-            return g_features.permute(0, 3, 1, 2), g_bias, None, None
+            pooled, scale = normed or (where, where)
+            kind, g = ctx.bias_type, g.permute(0, 2, 3, 1)
+            g_features, g_bias = _gradients(g, pooled, where, scale, ctx.size, kind is not None, ctx.relu, ctx.pixels)
+            return g_features.permute(0, 3, 1, 2), None if g_bias is None else in_type(g_bias, kind), None, None
+
+    # For compilers: operators they do not look into, over maps (B, H, W, C); the pixels' norm as numbers, or None.
+
+    def _pixels(eps: float | None, scale: float | None) -> PixelNorm | None:
+        return None if eps is None or scale is None else PixelNorm(eps, scale)
+
+    def _pool_rows(
+        x: Tensor, bias: Tensor | None, relu: bool, eps: float | None, scale: float | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, H, W, C) -> pooled (B, H/2, W/2, C), where the largest stood, and the pixels' scale or nothing."""
+        norm, pixels = None if bias is None else Norm(bias.contiguous()), _pixels(eps, scale)
+        pooled, where, scales = _launch(x.contiguous().permute(0, 3, 1, 2), norm, relu, pixels, True)
+        return pooled, where, scales if pixels else x.new_empty(0, dtype=torch.float32)
+
+    def _pool_rows_gradients(
+        g: Tensor, pooled: Tensor | None, where: Tensor, scales: Tensor | None, height: int, width: int, biased: bool,
+        relu: bool, eps: float | None, scale: float | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Gradients of the map and of the bias, in float32; of no bias, nothing."""
+        given = (where if value is None else value.contiguous() for value in (pooled, where, scales))
+        g_x, g_bias = _gradients(g, *given, (height, width), biased, relu, _pixels(eps, scale))
+        return g_x, g.new_empty(0, dtype=torch.float32) if g_bias is None else g_bias
+
+    _op = custom_op("saccade::pool", _pool_rows, mutates_args=())
+    _gradients_op = custom_op("saccade::pool_backward", _pool_rows_gradients, mutates_args=())
+
+    @_op.register_fake
+    def _(
+        x: Tensor, bias: Tensor | None, relu: bool, eps: float | None, scale: float | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        shape = x.shape[0], (x.shape[1] + 1) // 2, (x.shape[2] + 1) // 2
+        pooled = x.new_empty(*shape, x.shape[3])
+        scales = x.new_empty(*(0,) if eps is None else shape, dtype=torch.float32)
+        return pooled, torch.empty_like(pooled, dtype=torch.uint8), scales
+
+    @_gradients_op.register_fake
+    def _(
+        g: Tensor, pooled: Tensor | None, where: Tensor, scales: Tensor | None, height: int, width: int, biased: bool,
+        relu: bool, eps: float | None, scale: float | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        channels = g.shape[3]
+        return g.new_empty(g.shape[0], height, width, channels), g.new_empty(channels * biased, dtype=torch.float32)
+
+    def _save(ctx, inputs, output) -> None:
+        x, bias, *ctx.switches = inputs
+        pooled, where, scales = output
+        ctx.size, ctx.bias_type = x.shape[1:3], None if bias is None else bias.dtype
+        ctx.mark_non_differentiable(where, scales)
+        ctx.normed = ctx.switches[1] is not None
+        ctx.save_for_backward(where, *((pooled, scales) if ctx.normed else ()))
+
+    def _backward(ctx, g: Tensor, *_):
+        where, *normed = ctx.saved_tensors
+        pooled, scales = normed or (None, None)
+        kind = ctx.bias_type
+        g_x, g_bias = _gradients_op(g, pooled, where, scales, *ctx.size, kind is not None, *ctx.switches)
+        return g_x, None if kind is None else g_bias.to(kind), None, None, None
+
+    _op.register_autograd(_backward, setup_context=_save)
 
 
 def pool_relu(features: Tensor, norm: Norm, pixels: PixelNorm | None = None) -> Tensor:
@@ -212,7 +282,15 @@ def pool_relu(features: Tensor, norm: Norm, pixels: PixelNorm | None = None) -> 
 
 def pool(features: Tensor, bias: Tensor | None = None, relu: bool = False, pixels: PixelNorm | None = None) -> Tensor:
     """The same with gradients: pixels(relu(max_pool(features) + bias)); ReLU and the norm where they are asked for."""
+    if torch.compiler.is_compiling():
+        return _op(features.permute(0, 2, 3, 1), bias, relu, *(pixels or (None, None)))[0].permute(0, 3, 1, 2)
     return _Pool.apply(features, bias, relu, pixels)
+
+
+def fits(features: Tensor) -> bool:
+    """Whether the kernels take this map (B, C, H, W): on a GPU, channels-last in memory, not too wide."""
+    last = features.is_contiguous(memory_format=torch.channels_last)
+    return features.is_cuda and last and features.shape[1] <= WIDEST
 
 
 def pool_twin(

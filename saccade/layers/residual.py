@@ -139,8 +139,7 @@ def conv_norm_relu_pool(
 ) -> Tensor:
     """The end of a stem: the same, max-pooled by 3x3 with stride 2, its pixels normalised where that is asked for."""
     raw, numbers = bare(conv, norm, features)
-    fused = raw.is_cuda and kernels.fits(raw) and raw.shape[1] <= pooling.WIDEST
-    return (pooling.pool_relu if fused else pooling.pool_relu_twin)(raw, numbers, pixels)
+    return (pooling.pool_relu if pooling.fits(raw) else pooling.pool_relu_twin)(raw, numbers, pixels)
 
 
 def convolve(conv: nn.Conv2d, features: Tensor) -> Tensor:
@@ -148,6 +147,8 @@ def convolve(conv: nn.Conv2d, features: Tensor) -> Tensor:
     if not over_blocks(conv, features):
         return conv._conv_forward(features, conv.weight, None)
     dtype, channels = in_use(features), blocks.wide(conv.out_channels)
+    if learns_over_pixels(conv):
+        return blocks.stem_conv(features, conv.weight, dtype)
     changes = torch.is_grad_enabled() or torch.compiler.is_compiling()
     weigh = blocks.block_weight if changes else fixed_block_weight
     return F.conv2d(blocks.to_blocks(features, dtype, channels), weigh(conv.weight, dtype, channels))
@@ -159,16 +160,20 @@ def fixed_block_weight(weight: Tensor, dtype: torch.dtype, channels: int) -> Ten
 
 
 def over_blocks(conv: nn.Conv2d, images: Tensor) -> bool:
-    """Whether a stem's convolution runs over blocks of pixels. Its weight's gradient must not need blocks of twelve
-    channels, for which the library takes ten times as long as it saves.
-    """
+    """Whether a stem's convolution runs over blocks of pixels: in half precision on a GPU, where compilers may."""
     if not is_usual_stem(conv) or not suits(images) or images.requires_grad:
         return False
     dtype = in_use(images)
-    learns = torch.is_grad_enabled() and conv.weight.requires_grad
-    if dtype not in HALVES or (learns and blocks.wide(conv.out_channels) == 12):
+    if dtype not in HALVES or not allowed("stem_conv" if learns_over_pixels(conv) else "to_blocks"):
         return False
     return conv.weight.dtype == dtype or torch.is_autocast_enabled(images.device.type)
+
+
+def learns_over_pixels(conv: nn.Conv2d) -> bool:
+    """Whether a stem's weight learns whose gradient must not be made of blocks: those of twelve channels take the
+    library ten times as long as they save.
+    """
+    return torch.is_grad_enabled() and conv.weight.requires_grad and blocks.wide(conv.out_channels) == 12
 
 
 def stem_conv(conv: nn.Module, images: Tensor) -> Tensor:
@@ -188,9 +193,9 @@ def stem_conv_pool(conv: nn.Module, images: Tensor) -> Tensor:
 
 
 def stem_over_blocks(conv: nn.Module, images: Tensor) -> bool:
-    """Whether blocks are for this stem: a plain convolution that nobody listens to, where compilers may."""
+    """Whether blocks are for this stem: a plain convolution that nobody listens to."""
     plain = type(conv) is nn.Conv2d and isinstance(images, Tensor) and suits(images) and not heard((conv,))
-    return plain and allowed("to_blocks") and over_blocks(conv, images)
+    return plain and over_blocks(conv, images)
 
 
 def is_usual_stem(conv: nn.Conv2d) -> bool:
@@ -202,14 +207,20 @@ def is_usual_stem(conv: nn.Conv2d) -> bool:
 def conv_relu_pool(conv: nn.Conv2d, images: Tensor, pixels: PixelNorm) -> Tensor:
     """A stem without norm that learns: pooling, bias, ReLU and the pixels' norm in one pass, and one back."""
     raw = convolve(conv, images)
-    fused = raw.is_cuda and kernels.fits(raw) and raw.shape[1] <= pooling.WIDEST
-    return (pooling.pool if fused else pooling.pool_twin)(raw, conv.bias, True, pixels)
+    return (pooling.pool if pooling.fits(raw) else pooling.pool_twin)(raw, conv.bias, True, pixels)
 
 
 def pool_features(pool: nn.Module, features: Tensor) -> Tensor:
     """ResNet's max pooling, where it learns; another pooling, or one that somebody listens to, as it is."""
-    usual = is_usual_pool(pool) and features.is_cuda and suits(features) and kernels.fits(features)
-    return pooling.pool(features) if usual and features.shape[1] <= pooling.WIDEST else pool(features)
+    usual = is_usual_pool(pool) and suits(features) and pooling.fits(features)
+    return pooling.pool(features) if usual else pool(features)
+
+
+def learns_compiled(features: Tensor) -> bool:
+    """Whether a compiler is to make a stem that learns, and may take the pooling's kernels for it."""
+    if not isinstance(features, Tensor) or not torch.is_grad_enabled() or not torch.compiler.is_compiling():
+        return False
+    return allowed("pool") and suits(features)
 
 
 def conv_act_norm(conv: nn.Conv2d, features: Tensor, act: str = "", norm: nn.Module | None = None) -> Tensor:

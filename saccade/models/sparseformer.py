@@ -33,6 +33,7 @@ from saccade.layers.residual import (
     conv_relu_pool,
     fits_inference,
     fits_training,
+    learns_compiled,
     stem_conv_pool,
 )
 from saccade.models._build import build, choose, pretrained_cfg, register
@@ -110,7 +111,7 @@ class EarlyConv(nn.Module):
                 pixels = self.norm.numbers(self.conv.out_channels)
                 if fits_inference(images, (self.conv,), ()):
                     return conv_norm_relu_pool(self.conv, None, images, pixels)
-                if fits_training(images, (), ()):
+                if fits_training(images, (), ()) or learns_compiled(images):
                     return conv_relu_pool(self.conv, images, pixels)
         if torch.jit.is_scripting():
             features = F.max_pool2d(self.conv(images), 3, stride=2, padding=1)

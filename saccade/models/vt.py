@@ -48,6 +48,7 @@ from saccade.layers.residual import (
     fits_inference,
     fits_training,
     is_usual_pool,
+    learns_compiled,
     pool_features,
     stem_conv,
 )
@@ -317,6 +318,8 @@ class VT(nn.Module):
             if fits_training(images, (self.bn1,), (self.act1,)):
                 return pool_features(self.maxpool, norm_relu(self.bn1, stem_conv(self.conv1, images)))
             features = stem_conv(self.conv1, images)
+            if learns_compiled(features):
+                return pool_features(self.maxpool, self.act1(self.bn1(features)))
         else:
             features = self.conv1(images)
         return self.maxpool(self.act1(self.bn1(features)))

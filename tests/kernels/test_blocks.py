@@ -6,10 +6,12 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.library import opcheck
+from torch.utils.checkpoint import checkpoint
 
 import saccade
 from saccade.kernels import HAS_TRITON, blocks
-from saccade.kernels.blocks import block_weight, to_blocks, to_blocks_twin
+from saccade.kernels.blocks import block_weight, lay_out, stem_conv, stem_conv_twin, to_blocks, to_blocks_twin
 from saccade.layers import kept, residual
 from saccade.layers.residual import convolve, fixed_block_weight
 
@@ -64,6 +66,86 @@ def test_blocks_are_the_twins(size, layout, dtype, channels):
     torch.testing.assert_close(ours, to_blocks_twin(images, dtype, channels), rtol=0, atol=0)
 
 
+@needs_triton
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("channels", CHANNELS)
+def test_a_weight_is_laid_out_as_its_twin(layout, dtype, channels):
+    weight = torch.randn(33, 3, 7, 7, device=DEVICE).contiguous(memory_format=layout)
+    ours = lay_out(weight, dtype, channels)
+    assert ours.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(ours, block_weight(weight, dtype, channels), rtol=0, atol=0)
+
+
+def stem_and_gradient(run, images, weight, dtype):
+    """What a stem answers, and its weight's gradient for a gradient that is the same for all."""
+    weight = weight.detach().clone().requires_grad_()
+    found = run(images, weight, dtype)
+    g = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).to(found)
+    return found, *torch.autograd.grad(found, weight, g)
+
+
+@needs_triton
+@pytest.mark.parametrize("size", [(13, 7), (1, 1), (1, 5), (5, 41)])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("out", [20, 33, 48, 96])
+def test_a_stem_that_learns_equals_its_twin(size, layout, dtype, tolerance, out):
+    if DEVICE == "cpu" and dtype == torch.bfloat16 and size == (1, 1):
+        pytest.skip("a CPU's own gradient leaves memory unwritten here: channels-last, a picture of one pixel")
+    images = torch.randn(2, 3, *size, device=DEVICE).contiguous(memory_format=layout)
+    weight = torch.randn(out, 3, 7, 7, device=DEVICE)
+    ours = stem_and_gradient(stem_conv, images, weight, dtype)
+    assert ours[0].is_contiguous(memory_format=torch.channels_last)
+    assert ours[0].dtype == dtype
+    assert ours[1].dtype == weight.dtype
+    exact = stem_and_gradient(stem_conv_twin, images.double(), weight.double(), torch.float64)
+    for a, b in zip(ours, exact, strict=True):
+        assert (a.double() - b).norm() <= tolerance * b.norm()
+
+
+@needs_triton
+def test_a_stem_learns_from_many_as_from_each():
+    images, weight = pictures(13, 20, torch.float32), torch.randn(20, 3, 7, 7, device=DEVICE)
+    whole = stem_conv(images, weight, torch.float32)
+    torch.testing.assert_close(whole, torch.cat([stem_conv(image[None], weight, torch.float32) for image in images]))
+
+
+@needs_triton
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_stem_computed_again_learns_the_same(reentrant):
+    images, weight = pictures(13, 20, torch.float32), torch.randn(20, 3, 7, 7, device=DEVICE)
+
+    def again(*args):
+        return checkpoint(stem_conv, *args, use_reentrant=reentrant)
+
+    gradients = []
+    for run in (again, stem_conv):
+        leaf = weight.clone().requires_grad_()
+        run(images, leaf, torch.bfloat16).square().sum().backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+@needs_triton
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_a_stem_keeps_its_word_to_compilers(layout):
+    images = torch.randn(2, 3, 9, 7, device=DEVICE).contiguous(memory_format=layout)
+    weight = torch.randn(8, 3, 7, 7, device=DEVICE, requires_grad=True)
+    opcheck(blocks._stem_op, (images, weight, torch.float32))
+    opcheck(
+        blocks._stem_op,
+        (images, weight.detach().bfloat16(), torch.bfloat16),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+    for g in (torch.randn(2, 5, 4, 8, device=DEVICE), torch.randn(2, 8, 5, 4, device=DEVICE).permute(0, 2, 3, 1)):
+        opcheck(blocks._stem_gradient_op, (g, images, torch.float32))
+        torch.testing.assert_close(
+            blocks._stem_gradient_op(g, images, torch.float32),
+            torch.nn.grad.conv2d_weight(images, weight.shape, g.permute(0, 3, 1, 2), 2, 3),
+        )
+
+
 @pytest.mark.parametrize(("out", "channels"), [(64, 16), (96, 12), (128, 16), (32, 12)])
 def test_channels_suit_the_convolution(out, channels):
     assert blocks.wide(out) == channels
@@ -78,7 +160,7 @@ def test_a_stem_convolves_the_same(taken, autocast, learning, out):
     conv, images = stem(out, torch.float32 if autocast else half), pictures(17, 30, torch.float32 if autocast else half)
     with torch.set_grad_enabled(learning), torch.autocast(DEVICE, half, enabled=autocast):
         ours = convolve(conv, images)
-    assert taken == ([] if learning and out == 8 else [blocks.wide(out)])
+    assert taken == [blocks.wide(out)]
     assert ours.dtype == half
     weight = conv.weight.detach().double().requires_grad_()
     exact = F.conv2d(images.double(), weight, stride=2, padding=3)
@@ -207,7 +289,7 @@ def test_a_stem_learns_the_same_over_blocks(taken, name, monkeypatch):
 
     ours = learn()
     count = len(taken)
-    assert count == (0 if name.startswith("sparse") else 1)  # twelve channels only answer
+    assert count == 1
     monkeypatch.setattr(residual, "is_usual_stem", lambda _: False)
     expected = learn()
     assert len(taken) == count

@@ -3,14 +3,17 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.library import opcheck
 
 import saccade
 from saccade.kernels import HAS_TRITON
+from saccade.kernels import pool as kernels
 from saccade.kernels.norm_relu import Norm
 from saccade.kernels.pool import PixelNorm, pool, pool_relu, pool_relu_twin, pool_twin
 from saccade.layers import residual
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the kernel runs in Triton's interpreter
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 
 
@@ -76,6 +79,40 @@ def test_the_first_of_equals_gets_the_gradient():
     pool(features).sum().backward()
     pool_twin(exact).sum().backward()
     torch.testing.assert_close(features.grad, exact.grad)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no operator")
+@pytest.mark.parametrize("size", [(2, 9, 8, 20), (1, 1, 1, 5), (3, 5, 13, 33)])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("relu", "pixels"), [(False, None), (True, None), (True, PixelNorm(1e-3, 0.9))])
+def test_compilers_get_the_same(size, biased, relu, pixels):
+    batch, height, width, channels = size
+    turned = values(batch, channels, height, width).permute(0, 2, 3, 1)  # as a map may arrive
+    for x in (values(*size), turned):
+        numbers = relu, *(pixels or (None, None))
+        leaves = [x.detach().requires_grad_(), *([values(channels).requires_grad_()] if biased else [])]
+        bias = leaves[1] if biased else None
+        ours = kernels._op(leaves[0], bias, *numbers)[0]
+        features = leaves[0].permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+        theirs = pool(features, bias, relu, pixels).permute(0, 2, 3, 1)
+        g = values(batch, channels, *ours.shape[1:3]).permute(0, 2, 3, 1)
+        pairs = zip(*(torch.autograd.grad(y, leaves, g) for y in (ours, theirs)), strict=True)
+        for a, b in ((ours, theirs), *pairs):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no operator")
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("relu", "pixels"), [(False, None), (True, PixelNorm(1e-3, 0.9))])
+def test_the_operators_keep_their_word(biased, relu, pixels):
+    numbers = relu, *(pixels or (None, None))
+    for x in (values(2, 5, 7, 20), values(2, 20, 5, 7).permute(0, 2, 3, 1)):
+        bias = values(20).requires_grad_() if biased else None
+        opcheck(kernels._op, (x.detach().requires_grad_(), bias, *numbers), test_utils=CHECKS)
+        pooled, where, scales = kernels._op(x, bias, *numbers)
+        given = (pooled.detach(), where, scales) if pixels else (None, where, None)
+        for g in (values(2, 3, 4, 20), values(2, 20, 3, 4).permute(0, 2, 3, 1)):
+            opcheck(kernels._gradients_op, (g, *given, 5, 7, biased, *numbers), test_utils=CHECKS)
 
 
 @torch.no_grad()

@@ -4,10 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
 from torch.library import opcheck
 
 import saccade
-from saccade.kernels import HAS_TRITON, blocks, cudnn, enabled, trusted
+from saccade.kernels import HAS_TRITON, blocks, cudnn, enabled, pool, trusted
 from saccade.layers import residual
 from saccade.layers.conv import ConvNormRelu
 from saccade.models._resnet import LeanBasicBlock, LeanBottleneck
@@ -33,19 +34,22 @@ def gpu(monkeypatch):
         return F.relu(total).to(features.dtype)
 
     monkeypatch.setattr(residual, "suits", lambda *_: True)
+    monkeypatch.setattr(pool, "fits", lambda features: features.is_contiguous(memory_format=torch.channels_last))
     monkeypatch.setattr(cudnn, "available", lambda _: True)
     monkeypatch.setattr(torch, "cudnn_convolution_relu", relu)
     monkeypatch.setattr(torch, "cudnn_convolution_add_relu", add_relu)
 
 
-def compiled(module: nn.Module, *args: torch.Tensor) -> tuple[torch.Tensor, list]:
-    """What a compiled module answers, and the operators of ours it is made of."""
+def compiled(module: nn.Module, *args: torch.Tensor, through: bool = False) -> tuple[torch.Tensor, list]:
+    """What a compiled module answers, and the operators of ours it is made of; `through` autograd of the compiler."""
     torch.compiler.reset()
     taken = []
 
-    def look(graph: torch.fx.GraphModule, _):
-        taken.extend(node.target.__name__ for node in graph.graph.nodes if "saccade" in str(node.target))
-        return graph
+    def look(graph: torch.fx.GraphModule, given):
+        taken.extend(
+            node.target.__name__.partition(".")[0] for node in graph.graph.nodes if "saccade" in str(node.target)
+        )
+        return aot_eager(graph, given) if through else graph
 
     return torch.compile(module, backend=look, fullgraph=True)(*args), taken
 
@@ -128,28 +132,36 @@ def test_a_compiled_stem_pools_before_it_adds_its_bias(size, gpu):
 
 
 @interpreted
-@pytest.mark.parametrize("size", [(40, 33), (64, 64)])
-def test_a_compiled_stem_learns_the_same_over_blocks(size, gpu):
+@pytest.mark.parametrize(("size", "through"), [((40, 33), False), ((24, 32), True)])
+@pytest.mark.parametrize(
+    ("name", "operators"), [("vt_resnet18", ["to_blocks", "pool"]), ("sparseformer_nano", ["stem_conv", "pool"])]
+)
+def test_a_compiled_stem_learns_the_same(name, operators, through, size, gpu):
     torch.manual_seed(0)
-    model = saccade.create_model("vt_resnet18", num_classes=7).train()
-    stem, weight = Stem(model), model.conv1.weight
+    model = saccade.create_model(name, num_classes=7).train()
+    stem, conv = (Stem(model), model.conv1) if name.startswith("vt") else (model.stem, model.stem.conv)
     # Few digits: both convolutions are then exact, and pooling finds the same largest values behind them.
     images = torch.randint(-4, 5, (2, 3, *size)).float().contiguous(memory_format=torch.channels_last)
-    weight.data = torch.randint(-8, 9, weight.shape) / 64
+    conv.weight.data = torch.randint(-8, 9, conv.weight.shape) / 64
+    weights = list(conv.parameters())
 
-    def learn(run) -> tuple[torch.Tensor, torch.Tensor, list]:
+    def learn() -> tuple[list[torch.Tensor], list]:
         with torch.autocast("cpu", HALF):
-            features, taken = run()
+            features, taken = compiled(stem, images, through=through)
         g = torch.randn(features.shape, generator=torch.Generator().manual_seed(1)).to(features)
-        return features.detach().float(), torch.autograd.grad(features, weight, g)[0], taken
+        return [features.detach().float(), *torch.autograd.grad(features, weights, g)], taken
 
     with trusted():
-        *expected, taken = learn(lambda: compiled(stem, images))
+        expected, taken = learn()
         assert taken == []
-    *ours, taken = learn(lambda: compiled(stem, images))
-    assert len(taken) == 1
+    ours, taken = learn()
+    assert taken == operators
     for a, b in zip(ours, expected, strict=True):
+        assert a.dtype == b.dtype
         assert (a - b).norm() < 1e-2 * b.norm()
+    for operator in () if through else operators:
+        with trusted(operator):
+            assert learn()[1] == [operator]
 
 
 class Stem(nn.Module):
