@@ -98,14 +98,14 @@ if HAS_TRITON:
         PIXELS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         """The gradient in front of the pixels' norm and of the ReLU."""
-        row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-        channel = tl.arange(0, CHANNELS)[None, :]
+        line = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+        row, channel = line[:, None], tl.arange(0, CHANNELS)[None, :]
         mask = (row < rows) & (channel < channels)
         offset = row * channels + channel
         g = tl.load(g_pointer + offset, mask=mask, other=0.0).to(tl.float32)
         if PIXELS:
             normed = tl.load(y_pointer + offset, mask=mask, other=0.0).to(tl.float32) / pixel_scale
-            scale = tl.load(r_pointer + row, mask=row < rows, other=0.0)
+            scale = tl.load(r_pointer + line, mask=line < rows, other=0.0)[:, None]  # once a row, not once a value
             along = tl.sum(g * normed, 1)[:, None] / channels
             g = (g - tl.sum(g, 1)[:, None] / channels - normed * along) * scale
         g = tl.where(tl.load(i_pointer + offset, mask=mask, other=9) < 9, g, 0.0)
@@ -130,7 +130,8 @@ if HAS_TRITON:
                     there = ((column + 1 - j) % 2 == 0) & (column + 1 >= j) & (right < out_width) & (channel < channels)
                     offset = start + (down * out_width + right) * channels + channel
                     mine = tl.load(i_pointer + offset, mask=there, other=9) == 3 * i + j
-                    total += tl.load(g_pointer + offset, mask=there & mine, other=0.0).to(tl.float32)
+                    g = tl.load(g_pointer + offset, mask=there, other=0.0)  # all, so that they come in one piece
+                    total += tl.where(mine, g.to(tl.float32), 0.0)
         offset = (tl.program_id(0).to(tl.int64) * width + column) * channels + channel
         mask = (column < width) & (channel < channels)
         tl.store(d_pointer + offset, total.to(d_pointer.dtype.element_ty), mask=mask)
