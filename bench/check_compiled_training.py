@@ -23,6 +23,7 @@ SETS = {
     "default": COMPILED,
     "depthwise": ("layer_norm", "depthwise_post", "depthwise"),
     "super_tokens": ("layer_norm", "super_tokens"),
+    "stem": ("to_blocks", "stem_conv", "pool"),
     "looking": ("layer_norm", "short_attention", "sample"),
 }
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from saccade.kernels import HAS_TRITON, allowed, depthwise, layer_norm, looking, super_tokens, trusted
+from saccade.kernels import HAS_TRITON, allowed, blocks, depthwise, layer_norm, looking, pool, super_tokens, trusted
 from saccade.layers.norm import TokenNorm
 from saccade.tokens.super_tokens import SuperTokenizer
 
@@ -116,6 +116,11 @@ def test_poisoned_memory_never_shows(monkeypatch):
         found += depthwise._gradients(x, x, weights, bias, act, True)
     normed, statistics = layer_norm._forward(x, bias, bias, 1e-6)
     found += [normed, statistics, *layer_norm._gradients(x, x, bias, statistics)]
+    pooled, where, scales = pool._pool_rows(x, bias, True, 1e-6, 0.9)
+    found += [pooled, scales, *pool._pool_rows_gradients(pooled, pooled, where, scales, 7, 9, True, True, 1e-6, 0.9)]
+    images, kernel = values(2, 3, 7, 9), values(20, 3, 7, 7)
+    stem = blocks._stem_rows(images, kernel, torch.float32)
+    found += [stem, blocks._stem_rows_gradient(stem, images, torch.float32)]
     assert all(value.isfinite().all() for value in found)
 
 
