@@ -30,6 +30,7 @@ from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition
 from saccade.layers.residual import conv_act_norm, fits_inference
+from saccade.layers.stem import first_conv
 from saccade.models._build import build, choose, one_a_stage, pretrained_cfg, register
 from saccade.models.paca_teacher import ClusteringTeacher
 from saccade.tokens.clusters import (
@@ -56,10 +57,13 @@ class ConvStem(nn.Module):
         self.norm = ChannelNorm(dim)
 
     def forward(self, images: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-            if fits_inference(images, (self.conv1, self.conv2), ()):
-                return self.norm(conv_act_norm(self.conv2, conv_act_norm(self.conv1, images)))
-        return self.norm(self.conv2(self.conv1(images)))
+        if torch.jit.is_scripting():
+            return self.norm(self.conv2(self.conv1(images)))
+        else:
+            features = first_conv(self.conv1, images)
+            if fits_inference(features, (self.conv2,), ()):
+                return self.norm(conv_act_norm(self.conv2, features))
+            return self.norm(self.conv2(features))
 
 
 class ConvMerge(nn.Module):

@@ -35,6 +35,7 @@ from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition, RelativePosition
 from saccade.layers.residual import conv_act_norm, fits_inference
+from saccade.layers.stem import ends_fixed, first_conv, first_conv_gelu_norm, starts
 from saccade.models._build import build, choose, one_a_stage, pretrained_cfg, register
 from saccade.tokens.super_tokens import SuperTokenizer, spread
 
@@ -52,9 +53,14 @@ class ConvGeluNorm(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         if not torch.jit.is_scripting():
-            if fits_inference(features, (self.conv,), (self.norm,)):
+            if starts(self.conv, features):
+                if ends_fixed(self.norm):
+                    return first_conv_gelu_norm(self.conv, self.norm, features)
+                features = first_conv(self.conv, features)
+            elif fits_inference(features, (self.conv,), (self.norm,)):
                 return conv_act_norm(self.conv, features, "gelu", self.norm)
-            features = self.conv(features)
+            else:
+                features = self.conv(features)
             if learns_fused(self.norm, features):
                 return fused_norm(self.norm, features, gelu=True)
             return self.norm(F.gelu(features))
