@@ -18,7 +18,7 @@ from saccade.kernels.launch import HAS_TRITON
 # What compilers may take; bench/check_compiled_training.py checks a model's training with them.
 COMPILED = (
     "layer_norm", "depthwise_post", "depthwise", "super_tokens", "short_attention", "place", "sample", "mix", "linear",
-    "linear_gelu", "conv_relu", "to_blocks", "few_keys", "stem_conv", "pool", "first_conv",
+    "linear_gelu", "conv_relu", "to_blocks", "few_keys", "stem_conv", "pool", "first_conv", "depthwise_wide",
 )  # fmt: skip
 WRITTEN_FOR = (torch.float32, torch.bfloat16, torch.float16)
 _switch = {"on": True, "compiled": COMPILED}

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.layers.depthwise import wide_conv_gelu
 from saccade.layers.grid import to_pixels
 from saccade.layers.linear import Linear, linear_gelu
 from saccade.layers.norm import TokenNorm
-from saccade.layers.residual import conv_act_norm, fits_inference
 from saccade.tokens.trace import AssignmentTrace
 
 
@@ -38,12 +38,12 @@ class ConvClustering(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> scores (B, M, N)."""
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-            if fits_inference(features, (self.conv,), ()):
-                hidden = to_pixels(conv_act_norm(self.conv, features, "gelu"))
-                return self.to_score(linear_gelu(self.mix, hidden))
-        hidden = to_pixels(F.gelu(self.conv(features)))
-        return self.to_score(F.gelu(self.mix(hidden)))
+        if torch.jit.is_scripting():
+            hidden = to_pixels(F.gelu(self.conv(features)))
+            return self.to_score(F.gelu(self.mix(hidden)))
+        else:
+            hidden = to_pixels(wide_conv_gelu(self.conv, features))
+            return self.to_score(linear_gelu(self.mix, hidden))
 
 
 class MlpClustering(nn.Module):
