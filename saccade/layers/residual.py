@@ -231,6 +231,14 @@ def conv_act_norm(conv: nn.Conv2d, features: Tensor, act: str = "", norm: nn.Mod
     return run(raw, conv.bias, act, numbers)
 
 
+def conv_bias(conv: nn.Conv2d, features: Tensor) -> Tensor:
+    """conv(features), whose bias compilers add to (B, H, W, C): to a map they would in another order of memory."""
+    if not torch.compiler.is_compiling() or type(conv) is not nn.Conv2d or conv.bias is None or heard((conv,)):
+        return conv(features)
+    raw = conv._conv_forward(features, conv.weight, None).permute(0, 2, 3, 1)
+    return (raw + conv.bias.to(raw.dtype)).permute(0, 3, 1, 2)
+
+
 def fixed(norm: nn.Module) -> kernels.Norm:
     """What a norm with fixed statistics does, as numbers."""
     if isinstance(norm, ChannelAffine):

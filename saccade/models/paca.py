@@ -29,7 +29,7 @@ from saccade.layers.grid import channels_last, check_images, to_features, to_pix
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition
-from saccade.layers.residual import conv_act_norm, fits_inference
+from saccade.layers.residual import conv_act_norm, conv_bias, fits_inference
 from saccade.layers.stem import first_conv
 from saccade.models._build import build, choose, one_a_stage, pretrained_cfg, register
 from saccade.models.paca_teacher import ClusteringTeacher
@@ -63,7 +63,7 @@ class ConvStem(nn.Module):
             features = first_conv(self.conv1, images)
             if fits_inference(features, (self.conv2,), ()):
                 return self.norm(conv_act_norm(self.conv2, features))
-            return self.norm(self.conv2(features))
+            return self.norm(conv_bias(self.conv2, features))
 
 
 class ConvMerge(nn.Module):
@@ -75,10 +75,11 @@ class ConvMerge(nn.Module):
         self.norm = ChannelNorm(dim)
 
     def forward(self, features: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-            if fits_inference(features, (self.conv,), ()):
-                return self.norm(conv_act_norm(self.conv, features))
-        return self.norm(self.conv(features))
+        if torch.jit.is_scripting():
+            return self.norm(self.conv(features))
+        else:
+            fused = fits_inference(features, (self.conv,), ())
+            return self.norm((conv_act_norm if fused else conv_bias)(self.conv, features))
 
 
 class PaCaBlock(nn.Module):
