@@ -171,11 +171,10 @@ def sweep_mixing() -> None:
         start(g, read, made, *biases, to_read, to_made, shared)
 
     def make(*choice):
-        tile = dict(zip(("FIRST", "SECOND", "SLICE", "num_warps", "maxnreg"), choice, strict=True), P=64, C=128)
+        tile = dict(zip(("SLICE", "num_warps", "maxnreg"), choice, strict=True), P=64, C=128)
         return lambda *_: tile
 
-    choices = [(64, 32, 64, 4, most) for most in (None, 168, 144, 128)]
-    choices += [(64, 32, 128, 4, 168), (32, 64, 64, 4, 168), (64, 32, 64, 8, None), (128, 0, 64, 4, None)]
+    choices = [(slice_, warps, None) for slice_, warps in itertools.product((32, 64, 128), (4, 8))] + [(64, 4, 168)]
     found = try_tiles(mixing, "_tile", make, choices, step)
     report("mixing, its way back", 4 * made.numel() + 6 * g.numel(), found, time(step))
 

@@ -239,16 +239,20 @@ if HAS_TRITON:
         spans = min(max(1, 128 // wide), power_of_2(parts(width, 4)))
         return dict(ROWS=min(7, height), SPANS=spans, CHANNELS=wide, num_warps=1)
 
+    def _slope_tile(height: int, width: int, channels: int) -> dict[str, int]:
+        """The same where a gradient is read as well: more threads, to wait together."""
+        return _tile(height, width, channels) | {"num_warps": 2}
+
     def _weight_tile(height: int, width: int, channels: int) -> dict[str, int]:
         """The same for the gradients of weight and bias, whose programs walk over all columns."""
-        return _tile(height, width, channels) | {"ROWS": min(16, height)}
+        return _tile(height, width, channels) | {"ROWS": min(8 if width > 28 else 16, height)}
 
     @planned
     def _convolving(
         batch: int, height: int, width: int, channels: int,
         flip: bool, pre: bool, post: bool, slope: int, shortcut: bool, bias: bool,
     ) -> Launch:  # fmt: skip
-        tile = _tile(height, width, channels)
+        tile = (_slope_tile if slope == 2 else _tile)(height, width, channels)
         grid = (
             batch * parts(height, tile["ROWS"]),
             parts(width, 4 * tile["SPANS"]),

@@ -112,7 +112,7 @@ if HAS_TRITON:
     def _tile(keys: int, width: int, back: bool) -> dict[str, int]:
         """Queries at once, keys, channels, threads: a group of four warps carries 64 queries."""
         tall, wide = max(16, power_of_2(keys)), max(16, power_of_2(width))
-        return dict(Q=128 if back else 64, K=tall, C=wide, num_warps=8 if back else 4)
+        return dict(Q=128 if back else 64, K=tall, C=wide, num_warps=8 if back else 4, num_stages=2 if back else 1)
 
     @planned
     def _asking(

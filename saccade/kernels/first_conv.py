@@ -87,7 +87,7 @@ if HAS_TRITON:
 
     def _tile(channels: int) -> dict[str, int]:
         """Output pixels a program takes, a thread each, and the channels it makes of them."""
-        return dict(ROWS=16, COLUMNS=16, CHANNELS=max(16, power_of_2(channels)), num_warps=8)
+        return dict(ROWS=8, COLUMNS=16, CHANNELS=max(16, power_of_2(channels)), num_warps=4)
 
     @planned
     def _convolving(

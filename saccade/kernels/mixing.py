@@ -37,42 +37,42 @@ if HAS_TRITON:
         return tl.load(pointer + at, mask=at < LENGTH, other=0.0).to(tl.float32)
 
     @triton.jit
-    def _inside(x, w_pointer, b_pointer, row, column, CHANNELS: tl.constexpr, PRECISION: tl.constexpr):
-        """Columns of M, of a = gelu(x M + b), and of the slope there."""
+    def _inside(x, w_pointer, b_pointer, channel, CHANNELS: tl.constexpr, PRECISION: tl.constexpr):
+        """M, a = gelu(x M + b), and the slope there."""
         EXACT: tl.constexpr = w_pointer.dtype.element_ty == tl.float32
-        where, known = _matrix(w_pointer, row, column, CHANNELS, CHANNELS)
+        where, known = _matrix(w_pointer, channel, channel, CHANNELS, CHANNELS)
         m = tl.load(where, mask=known, other=0.0)
-        h = tl.dot(x, m, input_precision=PRECISION) + _vector(b_pointer, column, CHANNELS)[None, :]
+        h = tl.dot(x, m, input_precision=PRECISION) + _vector(b_pointer, channel, CHANNELS)[None, :]
         return m, gelu(h, EXACT).to(m.dtype), gelu_slope(h, EXACT).to(m.dtype)
 
     @triton.jit
     def _outside(
-        s, active, c_pointer, g_pointer, p, column,
+        s, active, c_pointer, g_pointer, p, channel,
         POINTS: tl.constexpr, CHANNELS: tl.constexpr, PRECISION: tl.constexpr,
     ):  # fmt: skip
-        """Columns of the gradient of S a + c, in float32."""
+        """The gradient of S a + c, in float32."""
         h = tl.dot(s, active, input_precision=PRECISION) + _vector(c_pointer, p, POINTS)[:, None]
-        where, known = _matrix(g_pointer, p, column, POINTS, CHANNELS)
+        where, known = _matrix(g_pointer, p, channel, POINTS, CHANNELS)
         return tl.load(where, mask=known, other=0.0).to(tl.float32) * gelu_slope(h, s.dtype == tl.float32)
 
     @triton.jit
-    def _back(s, g, slope, p_pointer, column, CHANNELS: tl.constexpr, PRECISION: tl.constexpr):
-        """Columns of the gradient of x M + b; their sums in p."""
+    def _back(s, g, slope, p_pointer, channel, CHANNELS: tl.constexpr, PRECISION: tl.constexpr):
+        """The gradient of x M + b; the sums of its columns in p."""
         d = tl.dot(tl.trans(s), g, input_precision=PRECISION) * slope.to(tl.float32)
-        tl.store(p_pointer + column, tl.sum(d, 0), mask=column < CHANNELS)
+        tl.store(p_pointer + channel, tl.sum(d, 0), mask=channel < CHANNELS)
         return d.to(s.dtype)
 
     @triton.jit
     def _backward_kernel(
         g_pointer, x_pointer, w_pointer, b_pointer, c_pointer, dx_pointer, dw_pointer, p_pointer, step,
-        POINTS: tl.constexpr, CHANNELS: tl.constexpr, P: tl.constexpr, C: tl.constexpr, FIRST: tl.constexpr,
-        SECOND: tl.constexpr, SLICE: tl.constexpr, PRECISION: tl.constexpr,
+        POINTS: tl.constexpr, CHANNELS: tl.constexpr, P: tl.constexpr, C: tl.constexpr, SLICE: tl.constexpr,
+        PRECISION: tl.constexpr,
     ):  # fmt: skip
         """Gradients of what was read, in dx, and of the matrices, in dw: `step` is from row to row in w, dw is dense.
 
-        Columns of M go in two parts, FIRST and SECOND (or none), so that 96 are not 128; rows of its gradient SLICE at
-        once. Sizes are constants, so that the loads of odd ones are as wide as these allow. What is beyond them is zero
-        in x, w and g, and so in every gradient. What a token adds to the gradients of b and c is in p (tokens, C + P).
+        Rows of M's gradient come SLICE at once. Sizes are constants, so that the loads of odd ones are as wide as these
+        allow. What is beyond them is zero in x, w and g, and so in every gradient. What a token adds to the gradients
+        of b and c is in p (tokens, C + P).
         """
         token = tl.program_id(0).to(tl.int64)
         x_pointer += token * POINTS * CHANNELS
@@ -81,55 +81,39 @@ if HAS_TRITON:
         w_pointer += token * step
         dw_pointer += token * (CHANNELS * CHANNELS + POINTS * POINTS)
         p_pointer += token * (CHANNELS + POINTS)
-        p, channel, one = tl.arange(0, P), tl.arange(0, C), tl.arange(0, FIRST)
+        p, channel = tl.arange(0, P), tl.arange(0, C)
         where, known = _matrix(x_pointer, p, channel, POINTS, CHANNELS)
         x = tl.load(where, mask=known, other=0.0)
         where, known = _matrix(w_pointer + CHANNELS * CHANNELS, p, p, POINTS, POINTS)
         s = tl.load(where, mask=known, other=0.0)
-        m1, a1, slope1 = _inside(x, w_pointer, b_pointer, channel, one, CHANNELS, PRECISION)
-        g = _outside(s, a1, c_pointer, g_pointer, p, one, POINTS, CHANNELS, PRECISION)
+        m, active, slope = _inside(x, w_pointer, b_pointer, channel, CHANNELS, PRECISION)
+        g = _outside(s, active, c_pointer, g_pointer, p, channel, POINTS, CHANNELS, PRECISION)
         total = tl.sum(g, 1)
-        g1 = g.to(s.dtype)
-        d1 = _back(s, g1, slope1, p_pointer, one, CHANNELS, PRECISION)
-        if SECOND > 0:
-            two = FIRST + tl.arange(0, SECOND)
-            m2, a2, slope2 = _inside(x, w_pointer, b_pointer, channel, two, CHANNELS, PRECISION)
-            g = _outside(s, a2, c_pointer, g_pointer, p, two, POINTS, CHANNELS, PRECISION)
-            total += tl.sum(g, 1)
-            g2 = g.to(s.dtype)
-            d2 = _back(s, g2, slope2, p_pointer, two, CHANNELS, PRECISION)
-        d = tl.dot(g1, tl.trans(a1), input_precision=PRECISION)
-        if SECOND > 0:
-            d = tl.dot(g2, tl.trans(a2), d, input_precision=PRECISION)
+        g = g.to(s.dtype)
+        d = _back(s, g, slope, p_pointer, channel, CHANNELS, PRECISION)
+        to_s = tl.dot(g, tl.trans(active), input_precision=PRECISION)
         tl.store(p_pointer + CHANNELS + p, total, mask=p < POINTS)
         where, known = _matrix(dw_pointer + CHANNELS * CHANNELS, p, p, POINTS, POINTS)
-        tl.store(where, d.to(s.dtype), mask=known)
-        d = tl.dot(d1, tl.trans(m1), input_precision=PRECISION)
-        if SECOND > 0:
-            d = tl.dot(d2, tl.trans(m2), d, input_precision=PRECISION)
+        tl.store(where, to_s.to(s.dtype), mask=known)
+        to_x = tl.dot(d, tl.trans(m), input_precision=PRECISION)
         where, known = _matrix(dx_pointer, p, channel, POINTS, CHANNELS)
-        tl.store(where, d.to(s.dtype), mask=known)
+        tl.store(where, to_x.to(s.dtype), mask=known)
         for start in tl.static_range(0, C, SLICE):
             row = start + tl.arange(0, SLICE)
             where, known = _matrix(x_pointer, p, row, POINTS, CHANNELS)
             x = tl.trans(tl.load(where, mask=known, other=0.0))
-            where, known = _matrix(dw_pointer, row, one, CHANNELS, CHANNELS)
-            tl.store(where, tl.dot(x, d1, input_precision=PRECISION).to(s.dtype), mask=known)
-            if SECOND > 0:
-                where, known = _matrix(dw_pointer, row, two, CHANNELS, CHANNELS)
-                tl.store(where, tl.dot(x, d2, input_precision=PRECISION).to(s.dtype), mask=known)
+            where, known = _matrix(dw_pointer, row, channel, CHANNELS, CHANNELS)
+            tl.store(where, tl.dot(x, d, input_precision=PRECISION).to(s.dtype), mask=known)
 
     def _tile(points: int, channels: int, exact: bool) -> dict[str, int]:
-        """Points and channels, how many columns go first and second, rows of the gradient at once, threads.
+        """Points and channels, rows of the gradient at once, threads.
 
-        With 168 registers to a thread a multiprocessor has three tokens under way; 96 channels just fit into them.
+        The columns in two parts, 64 and 32 of 96 channels, would take fewer registers: Triton 3.6 makes of it a product
+        that reads beyond its shared memory.
         """
         tall, wide = (max(16, power_of_2(number)) for number in (points, channels))
-        first, second = (wide, 0) if wide < 64 else (wide // 2, wide // 4 if 4 * channels <= 3 * wide else wide // 2)
-        tile = dict(P=tall, C=wide, FIRST=first, SECOND=second, SLICE=min(64, wide), num_warps=4)
-        if exact:
-            return tile | {"SLICE": min(32, wide), "num_warps": 16}
-        return tile | {"maxnreg": 168} if first + second <= 96 else tile
+        few, warps = (32, 16) if exact else (64, 4)
+        return dict(P=tall, C=wide, SLICE=min(few, wide), num_warps=warps)
 
     @planned
     def _differentiating(count: int, points: int, channels: int, step: int, exact: bool) -> Launch:

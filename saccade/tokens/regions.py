@@ -267,8 +267,13 @@ def mixes_at_once(features: Tensor, points: Tensor, channel_weights: Tensor, poi
 
 
 def learns_at_once(features: Tensor, points: Tensor, weights: Tensor) -> bool:
-    """The same where gradients may be asked for, of matrices as they are made, (B, M, C C + P P)."""
+    """The same where gradients may be asked for, of matrices as they are made, (B, M, C C + P P).
+
+    In float32 those of the way back fill a chip sooner: larger ones it would keep outside, and wait for.
+    """
     if not torch.is_grad_enabled() or not _small(features, points):
+        return False
+    if weights.dtype == torch.float32 and (points.shape[2] > 16 or features.shape[1] > 48):
         return False
     known = points.dtype == torch.float32 and suits(features, points, weights)
     return known and allowed("mix") and any_order()
