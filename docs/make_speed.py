@@ -73,11 +73,21 @@ def page() -> str:
         parts.append(f"{where}{ceilings(document)}: `{document['command']}`\n")
         rows = document["rows"]
         parts.append(pivot(rows) if is_table(rows) else by_size(rows) if is_scaling(rows) else listing(rows))
+        parts.extend(older(rows))
         if document.get("notes"):
             parts.append("Left out: " + "; ".join(document["notes"]) + "\n")
         if path.with_suffix(".png").is_file():
             parts.append(f"![{path.stem}](../bench/results/{path.stem}.png)\n")
     return "\n".join(parts).rstrip() + "\n"
+
+
+def older(rows: list[dict]) -> list[str]:
+    """Which columns come from another run than the rest, at another commit."""
+    commits: dict[str, list[str]] = {}
+    for row in rows:
+        if "commit" in row and row["column"] not in commits.setdefault(row["commit"], []):
+            commits[row["commit"]].append(row["column"])
+    return [f"From an earlier run, commit {commit}: {'; '.join(names)}.\n" for commit, names in commits.items()]
 
 
 def ceilings(document: dict) -> str:
