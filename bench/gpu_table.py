@@ -1,6 +1,6 @@
 """The whole table of speeds on one GPU, in at most a few minutes: `bench/run_all.sh`, or
 
-    python bench/gpu_table.py --warm                 # compile every model once, several at a time: fills the caches
+    python bench/gpu_table.py --warm                 # compile every model, several at a time: fills the caches
     python bench/gpu_table.py --out DIR --minutes 6  # measure column by column, writing after each
 
 Every column is one interleaved run over all models. Columns stand in the order of what is wanted most; when the time
@@ -121,26 +121,26 @@ def scaling(out: Path, ceiling=None) -> None:
         )
 
 
-def warm(model: str) -> None:
-    """Compile one model for inference and training: what is compiled stays in the caches on disk."""
+def warm(model: str, column: str) -> None:
+    """Compile one model in one way: what is compiled stays in the caches on disk."""
     from saccade.benchmark.timing import prepare
 
-    for how in (COLUMNS["compiled"], COLUMNS["compiled training"]):
-        try:
-            step, _ = prepare(case(model, **(how | {"batch": 128})))
-            step()
-            torch.cuda.synchronize()
-        except Exception as problem:
-            print(f"{model}: {problem!r}"[:300], flush=True)
+    try:
+        step, _ = prepare(case(model, **COLUMNS[column]))
+        step()
+        torch.cuda.synchronize()
+    except Exception as problem:
+        print(f"{model}, {column}: {problem!r}"[:300], flush=True)
 
 
 def warm_all(at_once: int) -> None:
+    """What takes longest goes first: to learn."""
     environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "1"}
-    waiting, running = list(FEW), []
+    waiting, running = [(model, column) for column in ("compiled training", "compiled") for model in FEW], []
     while waiting or running:
         running = [process for process in running if process.poll() is None]
         while waiting and len(running) < at_once:
-            command = [sys.executable, __file__, "--warm-one", waiting.pop(0)]
+            command = [sys.executable, __file__, "--warm-one", *waiting.pop(0)]
             running.append(subprocess.Popen(command, env=environment))
         time.sleep(0.5)
 
@@ -153,11 +153,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--scaling", action="store_true", help="cost against pixels alone")
-    parser.add_argument("--at-once", type=int, default=8, help="models compiled at the same time")
-    parser.add_argument("--warm-one", metavar="MODEL")
+    parser.add_argument("--at-once", type=int, default=12, help="models compiled at the same time")
+    parser.add_argument("--warm-one", nargs=2, metavar=("MODEL", "COLUMN"))
     args = parser.parse_args()
     if args.warm_one:
-        warm(args.warm_one)
+        warm(*args.warm_one)
     elif args.warm:
         warm_all(args.at_once)
     elif args.scaling:

@@ -1,6 +1,6 @@
 """Which tile suits which kernel: times the kernels over tiles on a GPU, beside the floor.
 
-    python bench/tiles.py [mix mixing sums batch_norm depthwise norms short_norms]
+    python bench/tiles.py [mix mixing sums batch_norm depthwise norms short_norms few_keys]
 
 The floor is the bytes a kernel must move over the copy speed of an H200. What wins goes into the kernel's `_tile` or
 `_gradient_tile`.
@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 import triton
 
-from saccade.kernels import batch_norm, depthwise, layer_norm, linear, looking, mixing
+from saccade.kernels import batch_norm, depthwise, few_keys, layer_norm, linear, looking, mixing
 from saccade.kernels.launch import forget_plans
 from saccade.tokens.regions import sample_and_mix
 
@@ -191,6 +191,32 @@ def sweep_mixing() -> None:
     compare("mixing, there and back", 6 * made.numel() + 14 * g.numel(), ours, theirs)
 
 
+def sweep_few_keys() -> None:
+    """Programs, queries at once, threads and loads ahead, of PaCa-S's three stages."""
+    for pixels, dim, heads in ((3136, 96, 2), (784, 192, 4), (196, 320, 8)):
+        query, key_value, g = values(128, pixels, dim), values(128, 100, 2 * dim), values(128, pixels, dim)
+        for back in (False, True):
+            wide = 64 if dim // heads > 32 else 32
+
+            def step(query=query, key_value=key_value, g=g, heads=heads, back=back):
+                if back:
+                    few_keys._ask_gradients(g, query, key_value, heads)
+                else:
+                    few_keys._ask(query, key_value, heads)
+
+            def make(queries, warps, stages, wide=wide):
+                return lambda *_: dict(Q=queries, K=128, C=wide, num_warps=warps, num_stages=stages)
+
+            tiles = [(128, 8), (64, 4)] if back else [(64, 4), (128, 8)]
+            choices = [(*tile, stages) for tile, stages in itertools.product(tiles, (1, 2, 3))]
+            now, found = time(step), []
+            for programs in (264, 528, 1056, 2112):
+                with patch.object(few_keys, "PROGRAMS", (programs, programs)):
+                    tried = try_tiles(few_keys, "_tile", make, choices, step)
+                found += [(micros, (programs, *choice)) for micros, choice in tried]
+            report(f"few keys {pixels}x{dim}{', back' if back else ''}", (6 if back else 4) * g.numel(), found, now)
+
+
 SWEEPS = {
     "mix": sweep_mix,
     "mixing": sweep_mixing,
@@ -199,6 +225,7 @@ SWEEPS = {
     "depthwise": sweep_depthwise,
     "norms": sweep_norms,
     "short_norms": sweep_short_norms,
+    "few_keys": sweep_few_keys,
 }
 
 

@@ -32,8 +32,8 @@ original is not touched. Coordinates (SparseFormer's regions and points) stay fl
 
 In half precision on an NVIDIA GPU, channels last, a folded convolution takes its bias, the shortcut and the ReLU along
 (cuDNN's fused call), in VT's blocks and in the dense heads; the 7x7 stems of VT and SparseFormer run over blocks of 2x2
-pixels; VT's in training too. Under `torch.compile` the norm of an inference pass is folded on the way, for the same
-call. None of it happens in a layer that a hook listens to; the fused call not in runs that must repeat exactly
+pixels, in training too. Under `torch.compile` the norm of an inference pass is folded on the way, for the same call.
+None of it happens in a layer that a hook listens to; the fused call not in runs that must repeat exactly
 (`torch.use_deterministic_algorithms(True)`) either.
 
 | where | what helps |

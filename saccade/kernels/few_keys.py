@@ -16,7 +16,7 @@ from saccade.kernels.sizes import parts, power_of_2
 
 MOST = 128  # keys
 WIDEST = 64  # channels of a head
-PROGRAMS = 528  # four for every multiprocessor of an H200
+PROGRAMS = (2112, 528)  # there and back: sixteen and four for every multiprocessor of an H200
 
 
 def are_few(query: Tensor, key_value: Tensor, num_heads: int) -> bool:
@@ -122,7 +122,7 @@ if HAS_TRITON:
         width = dim // heads
         tile = _tile(keys, width, back)
         blocks = parts(queries, tile["Q"])
-        wanted = parts(PROGRAMS if back else 4 * PROGRAMS, batch * heads)
+        wanted = parts(PROGRAMS[back], batch * heads)
         share = min(blocks, wanted)
         scale = width**-0.5
         numbers = (queries, keys, dim, heads, scale * 1.4426950408889634, *((scale,) if back else ()))

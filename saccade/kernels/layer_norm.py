@@ -2,7 +2,8 @@
 
 The library gives every row its own block, which suits the long rows of language models; the rows here are 32 to 1024
 channels of a pixel, and there are hundreds of thousands of them. Weights are read as they are stored, so nothing is
-cast beforehand. Backward computes the gradient of the input and partial sums for weight and bias in one pass.
+cast beforehand. Backward computes the gradient of the input and partial sums for weight and bias in one pass. In
+inference the sum in front of a norm is part of the same pass (`add_norm`).
 """
 
 import torch
@@ -17,7 +18,7 @@ PROGRAMS = 528  # of the backward pass: four for every multiprocessor of an H200
 if HAS_TRITON:
     import triton
     import triton.language as tl
-    from torch.library import triton_op
+    from torch.library import custom_op, triton_op
 
     @triton.jit
     def _forward_kernel(
@@ -42,6 +43,29 @@ if HAS_TRITON:
         tl.store(y_pointer + offset, y.to(y_pointer.dtype.element_ty), mask=mask)
         tl.store(s_pointer + row, mean, mask=row < rows)
         tl.store(s_pointer + rows + row, scale, mask=row < rows)
+
+    @triton.jit
+    def _add_kernel(
+        x_pointer, d_pointer, w_pointer, b_pointer, t_pointer, y_pointer, rows, channels, eps,
+        ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        """x + d in t, and its norm in y."""
+        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        channel = tl.arange(0, CHANNELS)[None, :]
+        mask = (row < rows)[:, None] & (channel < channels)
+        offset = row.to(tl.int64)[:, None] * channels + channel
+        x = tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32)
+        x += tl.load(d_pointer + offset, mask=mask, other=0.0).to(tl.float32)
+        total = x.to(t_pointer.dtype.element_ty)  # the norm is of what is written, as in two steps
+        tl.store(t_pointer + offset, total, mask=mask)
+        x = total.to(tl.float32)
+        mean = tl.sum(x, 1) / channels
+        x = tl.where(mask, x - mean[:, None], 0.0)
+        scale = tl.rsqrt(tl.sum(x * x, 1) / channels + eps)
+        weight = tl.load(w_pointer + channel, mask=channel < channels, other=0.0).to(tl.float32)
+        bias = tl.load(b_pointer + channel, mask=channel < channels, other=0.0).to(tl.float32)
+        y = x * scale[:, None] * weight + bias
+        tl.store(y_pointer + offset, y.to(y_pointer.dtype.element_ty), mask=mask)
 
     @triton.jit
     def _backward_kernel(
@@ -94,6 +118,24 @@ if HAS_TRITON:
         tile = _gradient_tile(channels)
         programs = min(PROGRAMS, parts(rows, tile["ROWS"]))
         return programs, Launch(_backward_kernel, (programs,), rows, channels, programs * tile["ROWS"], **tile)
+
+    @planned
+    def _adding(rows: int, channels: int, eps: float) -> Launch:
+        tile = _tile(channels)
+        return Launch(_add_kernel, (parts(rows, tile["ROWS"]),), rows, channels, eps, **tile)
+
+    def _add(x: Tensor, d: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """x and d (…, C) -> x + d, and its norm."""
+        x, d, channels = x.contiguous(), d.contiguous(), weight.shape[0]
+        total, y = torch.empty_like(x), torch.empty_like(x)
+        _adding(x.numel() // channels, channels, eps)(x, d, weight, bias, total, y)
+        return total, y
+
+    _add_op = custom_op("saccade::add_norm", _add, mutates_args=())
+
+    @_add_op.register_fake
+    def _(x: Tensor, d: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return x.new_empty(x.shape), x.new_empty(x.shape)
 
     def _forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """x (…, C), contiguous, or a channels-last map -> y like it, and mean and scale of every row (2, rows)."""
@@ -149,6 +191,11 @@ if HAS_TRITON:
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """x (…, C), contiguous -> y (…, C)."""
     return _op(x, weight, bias, eps)[0] if torch.compiler.is_compiling() else _started(x, weight, bias, eps)
+
+
+def add_norm(x: Tensor, d: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x and d (…, C), of one type -> x + d, and its norm; no gradient."""
+    return (_add_op if torch.compiler.is_compiling() else _add)(x, d, weight, bias, eps)
 
 
 def channel_norm(features: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

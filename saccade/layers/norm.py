@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from saccade.kernels import allowed, suits
 from saccade.kernels import layer_norm as kernels
+from saccade.layers.batch_norm import heard
 
 WIDEST = 2048  # channels
 
@@ -37,6 +38,22 @@ def fits_map(features: Tensor) -> bool:
     """Whether the kernel takes a map as it is: its channels last in memory, and not too many."""
     known = isinstance(features, Tensor) and suits(features) and fused_here()
     return known and features.shape[1] <= WIDEST and features.is_contiguous(memory_format=torch.channels_last)
+
+
+def add_norm(pixels: Tensor, more: Tensor | None, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """pixels + more, and norm(…) of that: all (B, H, W, C), the norm one of maps (B, C, H, W)."""
+    if more is not None and adds_inside(pixels, more, norm):
+        return kernels.add_norm(pixels, more, norm.weight, norm.bias, norm.eps)
+    pixels = pixels if more is None else pixels + more
+    return pixels, norm(pixels.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+def adds_inside(pixels: Tensor, more: Tensor, norm: nn.Module) -> bool:
+    """Whether the kernel takes the sum along: in inference, by a norm that nobody listens to."""
+    if torch.is_grad_enabled() or type(norm) is not ChannelNorm or heard((norm,)):
+        return False
+    known = suits(pixels, more) and allowed("layer_norm") and pixels.dtype == more.dtype
+    return known and pixels.shape[-1] <= WIDEST and pixels.is_contiguous()
 
 
 def fused_here() -> bool:

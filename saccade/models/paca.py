@@ -24,10 +24,11 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from saccade.layers.attention import CrossAttention, SelfAttention
+from saccade.layers.batch_norm import heard
 from saccade.layers.forget import normed_into
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
 from saccade.layers.mlp import ConvMlp
-from saccade.layers.norm import ChannelNorm
+from saccade.layers.norm import ChannelNorm, add_norm, fits_map
 from saccade.layers.position import AbsolutePosition
 from saccade.layers.residual import conv_act_norm, conv_bias, fits_inference
 from saccade.layers.stem import first_conv
@@ -118,9 +119,6 @@ class PaCaBlock(nn.Module):
 
         The link is what the block before hands over: its assignment, or the scores of an external network.
         """
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-            if torch.compiler.is_compiling():
-                return self.over_pixels(features, link)
         if torch.jit.is_scripting():
             mixed, link = self.attend(self.norm1(features), link)
         else:
@@ -134,17 +132,20 @@ class PaCaBlock(nn.Module):
         return features + self.drop_path2(self.scale2(self.post_norm2(mixed))), link
 
     @torch.jit.ignore
-    def over_pixels(self, features: Tensor, link: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The same with sums of (B, H, W, C), in which compilers keep the order of memory; of maps (B, C, H, W) they
-        write a copy in that order, ten times as slowly.
+    def over_pixels(
+        self, pixels: Tensor, more: Tensor | None, link: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """pixels (B, H, W, C), what is still to be added to them, link -> the same, for the next block.
+
+        Every sum stands right before the norm that reads it.
         """
-        pixels = features.permute(0, 2, 3, 1)
-        mixed, link = normed_into(self.norm1, self.attend, pixels.permute(0, 3, 1, 2), link)
-        mixed = self.drop_path1(self.scale1(self.post_norm1(to_features(mixed, *pixels.shape[1:3]))))
-        pixels = pixels + mixed.permute(0, 2, 3, 1)
-        mixed = normed_into(self.norm2, self.mlp, pixels.permute(0, 3, 1, 2))
-        mixed = self.drop_path2(self.scale2(self.post_norm2(mixed)))
-        return (pixels + mixed.permute(0, 2, 3, 1)).permute(0, 3, 1, 2), link
+        pixels, normed = add_norm(pixels, more, self.norm1)
+        mixed, link = self.attend(normed.permute(0, 3, 1, 2), link)
+        mixed = to_features(mixed, pixels.shape[1], pixels.shape[2])
+        mixed = self.drop_path1(self.scale1(self.post_norm1(mixed)))
+        pixels, normed = add_norm(pixels, mixed.permute(0, 2, 3, 1), self.norm2)
+        mixed = self.mlp(normed.permute(0, 3, 1, 2))
+        return pixels, self.drop_path2(self.scale2(self.post_norm2(mixed))).permute(0, 2, 3, 1), link
 
     def attend(self, normed: Tensor, link: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """normed features (B, C, H, W), link -> what every pixel found (B, N, C), link."""
@@ -168,6 +169,9 @@ class PaCaStage(nn.Module):
     def forward(self, features: Tensor, scores: Tensor | None = None, added: Tensor | None = None) -> Tensor:
         """features (B, C, H, W) of the previous stage -> (B, C', H', W') of this one."""
         features = self.merge(features)
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if self.goes_over_pixels(features):
+                return self.over_pixels(features, scores, added)
         link = scores
         for block in self.blocks:
             if self.grad_checkpointing and not torch.jit.is_scripting():
@@ -177,6 +181,27 @@ class PaCaStage(nn.Module):
         if added is not None:
             features = features + added
         return self.norm(features)
+
+    @torch.jit.ignore
+    def goes_over_pixels(self, features: Tensor) -> bool:
+        """Whether sums are left to the norms behind them: for compilers, and for inference by kernels; not where
+        somebody listens to a block.
+        """
+        if self.grad_checkpointing or heard(self.blocks) or any(type(block) is not PaCaBlock for block in self.blocks):
+            return False
+        return torch.compiler.is_compiling() or (not torch.is_grad_enabled() and fits_map(features))
+
+    @torch.jit.ignore
+    def over_pixels(self, features: Tensor, link: Tensor | None, added: Tensor | None) -> Tensor:
+        """The same in the order of memory. Compilers would write a sum of maps (B, C, H, W) in the order of its axes,
+        ten times as slowly, or compute it again for everybody who reads it.
+        """
+        pixels, more = features.permute(0, 2, 3, 1), None
+        for block in self.blocks:
+            pixels, more, link = block.over_pixels(pixels, more, link)
+        if added is not None:
+            more = added.permute(0, 2, 3, 1) if more is None else more + added.permute(0, 2, 3, 1)
+        return add_norm(pixels, more, self.norm)[1].permute(0, 3, 1, 2)
 
 
 class PaCa(nn.Module):

@@ -47,7 +47,7 @@ def test_shared_queries_add_up(monkeypatch):
     """Many programs to a head, or one: the same gradients of its keys and values."""
     query, key_value, g = inputs(1, 150, 20, 32, 2, torch.float32)
     found = []
-    for programs in (1, 528):
+    for programs in ((1, 1), (528, 528)):
         monkeypatch.setattr(few_keys, "PROGRAMS", programs)
         forget_plans()
         found.append(few_keys._ask_gradients(g, query.detach(), key_value.detach(), 2))

@@ -51,3 +51,18 @@ def test_a_map_is_normed_as_it_lies_in_memory(size):
     )
     for a, b in pairs:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 70, 40), (1, 5, 5, 96), (2, 1, 300)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_the_sum_in_front_is_part_of_it(shape, dtype, tolerance):
+    from saccade.kernels.layer_norm import _add_op, add_norm
+
+    generator = torch.Generator().manual_seed(shape[1])
+    x, d = (torch.randn(shape, generator=generator).add(1).to(DEVICE, dtype) for _ in range(2))
+    weight, bias = (torch.randn(shape[-1], generator=generator).to(DEVICE) for _ in range(2))
+    total, y = add_norm(x, d, weight, bias, 1e-6)
+    torch.testing.assert_close(total, x + d, rtol=tolerance, atol=tolerance)  # the interpreter cuts where others round
+    exact = F.layer_norm((x + d).double(), shape[-1:], weight.double(), bias.double(), 1e-6)
+    assert (y.double() - exact).norm() < tolerance * exact.norm()
+    torch.library.opcheck(_add_op, (x, d, weight, bias, 1e-6))

@@ -405,3 +405,41 @@ def test_weights_start_as_the_authors_start_them():
     ]:
         assert abs(weight.std().item() / std - 1) < 0.05
     assert all(layer.bias.abs().max() == 0 for layer in (block.mlp.conv, block.mlp.fc1, onsite.mix))
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": "post"}, {"norm": "sub", "layer_scale": 0.5}, {"clustering": "mlp"}])
+def test_sums_left_to_their_norms_are_the_same(options):
+    """A stage that carries what is still to be added from block to block, as compilers and kernels have it."""
+    torch.manual_seed(0)
+    model = saccade.create_model("paca_nano", num_classes=5, drop_path_rate=0.0, **options).double()
+    features = model.forward_stem(torch.randn(2, 3, 64, 64, dtype=torch.float64))
+    for stage in model.stages:
+        merged = stage.merge(features)
+        for added in (None, torch.randn_like(merged)):
+            features_there = stage(features, None, added)
+            torch.testing.assert_close(stage.over_pixels(merged, None, added), features_there)
+        features = features_there
+
+
+def test_a_stage_somebody_listens_to_calls_its_blocks():
+    model = saccade.create_model("paca_nano", num_classes=5).eval()
+    stage, heard = model.stages[0], []
+    features = model.forward_stem(torch.randn(1, 3, 64, 64))
+    hook = stage.blocks[0].register_forward_hook(lambda *_: heard.append(1))
+    assert not stage.goes_over_pixels(features)
+    stage(features)
+    hook.remove()
+    assert heard == [1]
+
+
+def test_inference_by_kernels_goes_over_pixels(monkeypatch):
+    """Where the kernels take a map, the whole model answers as before."""
+    torch.manual_seed(0)
+    model = saccade.create_model("paca_nano", num_classes=5).eval()
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        plain = model(images)
+        monkeypatch.setattr("saccade.models.paca.fits_map", lambda features: True)
+        assert model.stages[0].goes_over_pixels(images)
+        torch.testing.assert_close(model(images), plain)
+    assert not model.stages[0].goes_over_pixels(images)  # it may learn
