@@ -3,7 +3,7 @@
 The library gives every row its own block, which suits the long rows of language models; the rows here are 32 to 1024
 channels of a pixel, and there are hundreds of thousands of them. Weights are read as they are stored, so nothing is
 cast beforehand. Backward computes the gradient of the input and partial sums for weight and bias in one pass. In
-inference the sum in front of a norm is part of the same pass (`add_norm`).
+inference the sum in front of a norm is part of the same pass (`add_norm`), or the bias of a convolution (`bias_norm`).
 """
 
 import torch
@@ -47,18 +47,21 @@ if HAS_TRITON:
     @triton.jit
     def _add_kernel(
         x_pointer, d_pointer, w_pointer, b_pointer, t_pointer, y_pointer, rows, channels, eps,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        SHARED: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
-        """x + d in t, and its norm in y."""
+        """x + d in t, and its norm in y. SHARED: d is one row for all, and t is not wanted."""
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         channel = tl.arange(0, CHANNELS)[None, :]
         mask = (row < rows)[:, None] & (channel < channels)
         offset = row.to(tl.int64)[:, None] * channels + channel
         x = tl.load(x_pointer + offset, mask=mask, other=0.0).to(tl.float32)
-        x += tl.load(d_pointer + offset, mask=mask, other=0.0).to(tl.float32)
-        total = x.to(t_pointer.dtype.element_ty)  # the norm is of what is written, as in two steps
-        tl.store(t_pointer + offset, total, mask=mask)
-        x = total.to(tl.float32)
+        if SHARED:
+            x += tl.load(d_pointer + channel, mask=channel < channels, other=0.0).to(tl.float32)
+        else:
+            x += tl.load(d_pointer + offset, mask=mask, other=0.0).to(tl.float32)
+            total = x.to(t_pointer.dtype.element_ty)  # the norm is of what is written, as in two steps
+            tl.store(t_pointer + offset, total, mask=mask)
+            x = total.to(tl.float32)
         mean = tl.sum(x, 1) / channels
         x = tl.where(mask, x - mean[:, None], 0.0)
         scale = tl.rsqrt(tl.sum(x * x, 1) / channels + eps)
@@ -120,22 +123,34 @@ if HAS_TRITON:
         return programs, Launch(_backward_kernel, (programs,), rows, channels, programs * tile["ROWS"], **tile)
 
     @planned
-    def _adding(rows: int, channels: int, eps: float) -> Launch:
+    def _adding(rows: int, channels: int, eps: float, shared: bool) -> Launch:
         tile = _tile(channels)
-        return Launch(_add_kernel, (parts(rows, tile["ROWS"]),), rows, channels, eps, **tile)
+        return Launch(_add_kernel, (parts(rows, tile["ROWS"]),), rows, channels, eps, SHARED=shared, **tile)
 
     def _add(x: Tensor, d: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """x and d (…, C) -> x + d, and its norm."""
         x, d, channels = x.contiguous(), d.contiguous(), weight.shape[0]
         total, y = torch.empty_like(x), torch.empty_like(x)
-        _adding(x.numel() // channels, channels, eps)(x, d, weight, bias, total, y)
+        _adding(x.numel() // channels, channels, eps, False)(x, d, weight, bias, total, y)
         return total, y
 
+    def _bias(x: Tensor, d: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """x (…, C) and d (C) -> the norm of x + d."""
+        x, channels = x.contiguous(), weight.shape[0]
+        y = torch.empty_like(x)
+        _adding(x.numel() // channels, channels, eps, True)(x, d, weight, bias, y, y)
+        return y
+
     _add_op = custom_op("saccade::add_norm", _add, mutates_args=())
+    _bias_op = custom_op("saccade::bias_norm", _bias, mutates_args=())
 
     @_add_op.register_fake
     def _(x: Tensor, d: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return x.new_empty(x.shape), x.new_empty(x.shape)
+
+    @_bias_op.register_fake
+    def _(x: Tensor, d: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return x.new_empty(x.shape)
 
     def _forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """x (…, C), contiguous, or a channels-last map -> y like it, and mean and scale of every row (2, rows)."""
@@ -196,6 +211,11 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 def add_norm(x: Tensor, d: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x and d (…, C), of one type -> x + d, and its norm; no gradient."""
     return (_add_op if torch.compiler.is_compiling() else _add)(x, d, weight, bias, eps)
+
+
+def bias_norm(x: Tensor, d: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """x (…, C), d (C) -> the norm of x + d; no gradient."""
+    return (_bias_op if torch.compiler.is_compiling() else _bias)(x, d, weight, bias, eps)
 
 
 def channel_norm(features: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

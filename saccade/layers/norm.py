@@ -42,18 +42,22 @@ def fits_map(features: Tensor) -> bool:
 
 def add_norm(pixels: Tensor, more: Tensor | None, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """pixels + more, and norm(…) of that: all (B, H, W, C), the norm one of maps (B, C, H, W)."""
-    if more is not None and adds_inside(pixels, more, norm):
+    if more is not None and pixels.dtype == more.dtype and adds_inside(pixels, norm):
         return kernels.add_norm(pixels, more, norm.weight, norm.bias, norm.eps)
     pixels = pixels if more is None else pixels + more
     return pixels, norm(pixels.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
-def adds_inside(pixels: Tensor, more: Tensor, norm: nn.Module) -> bool:
-    """Whether the kernel takes the sum along: in inference, by a norm that nobody listens to."""
+def bias_norm(pixels: Tensor, bias: Tensor, norm: TokenNorm) -> Tensor:
+    """norm(pixels + bias), pixels (B, H, W, C), bias (C); to be asked for where `adds_inside` says so."""
+    return kernels.bias_norm(pixels, bias, norm.weight, norm.bias, norm.eps)
+
+
+def adds_inside(pixels: Tensor, norm: nn.Module) -> bool:
+    """Whether the kernel takes a sum along: in inference, by a norm that nobody listens to."""
     if torch.is_grad_enabled() or type(norm) is not ChannelNorm or heard((norm,)):
         return False
-    known = suits(pixels, more) and allowed("layer_norm") and pixels.dtype == more.dtype
-    return known and pixels.shape[-1] <= WIDEST and pixels.is_contiguous()
+    return suits(pixels) and allowed("layer_norm") and pixels.shape[-1] <= WIDEST and pixels.is_contiguous()
 
 
 def fused_here() -> bool:

@@ -30,7 +30,7 @@ from saccade.layers.grid import channels_last, check_images, to_features, to_pix
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm, add_norm, fits_map
 from saccade.layers.position import AbsolutePosition
-from saccade.layers.residual import conv_act_norm, conv_bias, fits_inference
+from saccade.layers.residual import conv_norm
 from saccade.layers.stem import first_conv
 from saccade.models._build import build, choose, one_a_stage, pretrained_cfg, register
 from saccade.models.paca_teacher import ClusteringTeacher
@@ -61,10 +61,7 @@ class ConvStem(nn.Module):
         if torch.jit.is_scripting():
             return self.norm(self.conv2(self.conv1(images)))
         else:
-            features = first_conv(self.conv1, images)
-            if fits_inference(features, (self.conv2,), ()):
-                return self.norm(conv_act_norm(self.conv2, features))
-            return self.norm(conv_bias(self.conv2, features))
+            return conv_norm(self.conv2, self.norm, first_conv(self.conv1, images))
 
 
 class ConvMerge(nn.Module):
@@ -79,8 +76,7 @@ class ConvMerge(nn.Module):
         if torch.jit.is_scripting():
             return self.norm(self.conv(features))
         else:
-            fused = fits_inference(features, (self.conv,), ())
-            return self.norm((conv_act_norm if fused else conv_bias)(self.conv, features))
+            return conv_norm(self.conv, self.norm, features)
 
 
 class PaCaBlock(nn.Module):

@@ -66,3 +66,16 @@ def test_the_sum_in_front_is_part_of_it(shape, dtype, tolerance):
     exact = F.layer_norm((x + d).double(), shape[-1:], weight.double(), bias.double(), 1e-6)
     assert (y.double() - exact).norm() < tolerance * exact.norm()
     torch.library.opcheck(_add_op, (x, d, weight, bias, 1e-6))
+
+
+@pytest.mark.parametrize("shape", [(3, 70, 40), (1, 5, 5, 96)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_so_is_the_bias_of_a_convolution(shape, dtype, tolerance):
+    from saccade.kernels.layer_norm import _bias_op, bias_norm
+
+    generator = torch.Generator().manual_seed(shape[1])
+    x = torch.randn(shape, generator=generator).to(DEVICE, dtype)
+    d, weight, bias = (torch.randn(shape[-1], generator=generator).to(DEVICE) for _ in range(3))
+    exact = F.layer_norm(x.double() + d.double(), shape[-1:], weight.double(), bias.double(), 1e-6)
+    assert (bias_norm(x, d, weight, bias, 1e-6).double() - exact).norm() < tolerance * exact.norm()
+    torch.library.opcheck(_bias_op, (x, d, weight, bias, 1e-6))
