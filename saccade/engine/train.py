@@ -22,6 +22,7 @@ from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_
 from saccade.engine.report import write_report
 from saccade.engine.results import describe_run, write_json, write_text
 from saccade.engine.segment import Segment
+from saccade.engine.settings import settings_kept
 from saccade.engine.sync_norm import SyncNorms
 from saccade.tasks.open import open_task_model
 
@@ -45,6 +46,7 @@ class Run(NamedTuple):
     stopped: str = ""  # the signal that ended it early; continue with resume
 
 
+@settings_kept()
 def train(
     recipe: Recipe,
     out: str | Path,

@@ -50,6 +50,11 @@ def test_a_run_leaves_everything_behind(finished):
     assert (result["updates"], result["epochs"], result["train_images"], result["val_images"]) == (6, 2, 60, 15)
 
 
+def test_a_run_that_must_repeat_leaves_the_process_as_it_was(finished):
+    assert finished.result["recipe"]["trainer"]["deterministic"]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_metrics_are_logged_side_by_side(finished):
     """Training and validation top-1 (VT-61), loss, rate and throughput, with their update."""
     logged = rows(finished.out)
