@@ -13,16 +13,20 @@ from saccade.kernels.launch import HAS_TRITON
 if HAS_TRITON:
     import triton
     import triton.language as tl
+    from triton import knobs
 
-    @triton.jit
-    def _power_of_2(x):
-        return tl.exp2(x)
+    # Two definitions of one name, not two names and a choice: compilers copy the source of what a kernel calls.
+    if knobs.runtime.interpret or torch.version.hip is not None:
 
-    @triton.jit
-    def _inverse(x):
-        return 1 / x
+        @triton.jit
+        def _power_of_2(x):  # type: ignore
+            return tl.exp2(x)
 
-    if isinstance(_inverse, triton.JITFunction) and torch.version.hip is None:  # not interpreted: NVIDIA's own
+        @triton.jit
+        def _inverse(x):  # type: ignore
+            return 1 / x
+
+    else:  # NVIDIA's own
 
         @triton.jit
         def _power_of_2(x):

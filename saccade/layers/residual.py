@@ -234,19 +234,20 @@ def conv_act_norm(conv: nn.Conv2d, features: Tensor, act: str = "", norm: nn.Mod
 
 def conv_norm(conv: nn.Conv2d, norm: nn.Module, features: Tensor) -> Tensor:
     """norm(conv(features)), the norm one over channels. On a GPU it takes the bias along where nothing learns."""
-    if not adds_bias_late(conv, features):
+    bias = conv.bias
+    if bias is None or not adds_bias_late(conv, features):
         return norm(conv(features))
     raw = conv._conv_forward(features, conv.weight, None).permute(0, 2, 3, 1)
     if adds_inside(raw, norm):
-        return bias_norm(raw, conv.bias, norm).permute(0, 3, 1, 2)
-    return norm((raw + conv.bias.to(raw.dtype)).permute(0, 3, 1, 2))
+        return bias_norm(raw, bias, norm).permute(0, 3, 1, 2)
+    return norm((raw + bias.to(raw.dtype)).permute(0, 3, 1, 2))
 
 
 def adds_bias_late(conv: nn.Module, features: Tensor) -> bool:
     """Whether a bias is to be added to (B, H, W, C): in inference on a GPU, and by compilers, which would add it to a
     map in another order of memory.
     """
-    if not isinstance(features, Tensor) or type(conv) is not nn.Conv2d or conv.bias is None or heard((conv,)):
+    if not isinstance(features, Tensor) or type(conv) is not nn.Conv2d or heard((conv,)):
         return False
     return suits(features) and (torch.compiler.is_compiling() or not torch.is_grad_enabled())
 
