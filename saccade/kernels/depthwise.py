@@ -62,6 +62,24 @@ if HAS_TRITON:
         return gelu(x, EXACT) if ACTIVE else x
 
     @triton.jit
+    def _four_columns(pointer, at, column, width, channels, there, ACTIVE: tl.constexpr, EXACT: tl.constexpr):
+        """Those of every span; `at` is where its first one lies."""
+        return (
+            _read(pointer, at, there & (column < width), ACTIVE, EXACT),
+            _read(pointer, at + channels, there & (column + 1 < width), ACTIVE, EXACT),
+            _read(pointer, at + 2 * channels, there & (column + 2 < width), ACTIVE, EXACT),
+            _read(pointer, at + 3 * channels, there & (column + 3 < width), ACTIVE, EXACT),
+        )
+
+    @triton.jit
+    def _six_columns(pointer, at, column, width, channels, there, ACTIVE: tl.constexpr, EXACT: tl.constexpr):
+        """Those of every span, and its neighbours on both sides."""
+        x0 = _read(pointer, at - channels, there & (column > 0) & (column <= width), ACTIVE, EXACT)
+        x1, x2, x3, x4 = _four_columns(pointer, at, column, width, channels, there, ACTIVE, EXACT)
+        x5 = _read(pointer, at + 4 * channels, there & (column + 4 < width), ACTIVE, EXACT)
+        return x0, x1, x2, x3, x4, x5
+
+    @triton.jit
     def _three(total, left, centre, right, w0, w1, w2):
         total = total + left * w0  # one product and sum at a time: each is one instruction
         total = total + centre * w1
@@ -121,21 +139,13 @@ if HAS_TRITON:
             row = first + i - 1 + tl.zeros_like(column)  # blocks all: the interpreter wants masks of one kind
             at = (row * width + column) * channels + channel
             there = ok & (row >= 0) & (row < height)
-            x0 = _read(x_pointer, at - channels, there & (column > 0) & (column <= width), PRE, EXACT)
-            x1 = _read(x_pointer, at, there & (column < width), PRE, EXACT)
-            x2 = _read(x_pointer, at + channels, there & (column + 1 < width), PRE, EXACT)
-            x3 = _read(x_pointer, at + 2 * channels, there & (column + 2 < width), PRE, EXACT)
-            x4 = _read(x_pointer, at + 3 * channels, there & (column + 3 < width), PRE, EXACT)
-            x5 = _read(x_pointer, at + 4 * channels, there & (column + 4 < width), PRE, EXACT)
+            x0, x1, x2, x3, x4, x5 = _six_columns(x_pointer, at, column, width, channels, there, PRE, EXACT)
             if i >= 2:  # the row above will now have seen its three rows
                 at -= width * channels
                 there = ok & (row <= height)
                 g0, g1, g2, g3 = x0, x1, x2, x3
                 if SLOPE > 0:  # asked for early: nothing else can be done while it is on its way
-                    g0 = _read(g_pointer, at, there & (column < width), False, EXACT)
-                    g1 = _read(g_pointer, at + channels, there & (column + 1 < width), False, EXACT)
-                    g2 = _read(g_pointer, at + 2 * channels, there & (column + 2 < width), False, EXACT)
-                    g3 = _read(g_pointer, at + 3 * channels, there & (column + 3 < width), False, EXACT)
+                    g0, g1, g2, g3 = _four_columns(g_pointer, at, column, width, channels, there, False, EXACT)
                 a0 = _three(a0, x0, x1, x2, w20, w21, w22)
                 a1 = _three(a1, x1, x2, x3, w20, w21, w22)
                 a2 = _three(a2, x2, x3, x4, w20, w21, w22)
@@ -196,18 +206,10 @@ if HAS_TRITON:
                 down = row + tl.zeros_like(column)
                 at = (down * width + column) * channels + channel
                 there = ok & (down >= 0) & (down < height)
-                x0 = _read(x_pointer, at - channels, there & (column > 0) & (column <= width), PRE, EXACT)
-                x1 = _read(x_pointer, at, there & (column < width), PRE, EXACT)
-                x2 = _read(x_pointer, at + channels, there & (column + 1 < width), PRE, EXACT)
-                x3 = _read(x_pointer, at + 2 * channels, there & (column + 2 < width), PRE, EXACT)
-                x4 = _read(x_pointer, at + 3 * channels, there & (column + 3 < width), PRE, EXACT)
-                x5 = _read(x_pointer, at + 4 * channels, there & (column + 4 < width), PRE, EXACT)
+                x0, x1, x2, x3, x4, x5 = _six_columns(x_pointer, at, column, width, channels, there, PRE, EXACT)
                 at += width * channels
                 there = ok & (down + 1 < last)
-                b0 = _read(g_pointer, at, there & (column < width), False, EXACT)
-                b1 = _read(g_pointer, at + channels, there & (column + 1 < width), False, EXACT)
-                b2 = _read(g_pointer, at + 2 * channels, there & (column + 2 < width), False, EXACT)
-                b3 = _read(g_pointer, at + 3 * channels, there & (column + 3 < width), False, EXACT)
+                b0, b1, b2, b3 = _four_columns(g_pointer, at, column, width, channels, there, False, EXACT)
                 p00 = _four(p00, x0, x1, x2, x3, b0, b1, b2, b3)
                 p01 = _four(p01, x1, x2, x3, x4, b0, b1, b2, b3)
                 p02 = _four(p02, x2, x3, x4, x5, b0, b1, b2, b3)
