@@ -1,6 +1,6 @@
 """Which tile suits which kernel: times the kernels over tiles on a GPU, beside the floor.
 
-    python bench/tiles.py [mix mixing sums batch_norm depthwise norms short_norms few_keys]
+    python bench/tiles.py [mix mixing sums batch_norm depthwise norms short_norms few_keys grouped tokens]
 
 The floor is the bytes a kernel must move over the copy speed of an H200. What wins goes into the kernel's `_tile` or
 `_gradient_tile`.
@@ -14,7 +14,9 @@ from unittest.mock import patch
 import torch
 import triton
 
-from saccade.kernels import batch_norm, depthwise, few_keys, layer_norm, linear, looking, mixing
+from saccade.kernels import (
+    batch_norm, depthwise, few_keys, grouped_linear, layer_norm, linear, looking, mixing, token_attention,
+)  # fmt: skip
 from saccade.kernels.launch import forget_plans
 from saccade.tokens.regions import sample_and_mix
 
@@ -200,9 +202,9 @@ def sweep_few_keys() -> None:
 
             def step(query=query, key_value=key_value, g=g, heads=heads, back=back):
                 if back:
-                    few_keys._ask_gradients(g, query, key_value, heads)
+                    few_keys._ask_gradients(g, query, key_value, heads, 0.2)
                 else:
-                    few_keys._ask(query, key_value, heads)
+                    few_keys._ask(query, key_value, heads, 0.2)
 
             def make(queries, warps, stages, wide=wide):
                 return lambda *_: dict(Q=queries, K=128, C=wide, num_warps=warps, num_stages=stages)
@@ -217,6 +219,50 @@ def sweep_few_keys() -> None:
             report(f"few keys {pixels}x{dim}{', back' if back else ''}", (6 if back else 4) * g.numel(), found, now)
 
 
+def sweep_grouped() -> None:
+    """VT-R50's groups: the kernel, and one product with zeros between the groups."""
+    for rows, groups, inputs, outputs in ((25088, 16, 64, 128), (25088, 16, 64, 64), (2048, 8, 128, 128)):
+        x, weight = values(rows, groups * inputs), values(groups, inputs, outputs)
+        g, whole = values(rows, groups * outputs), values(groups * outputs, groups * inputs)
+        size = 2 * (x.numel() + g.numel())
+        name = f"groups {rows}x{groups}x({inputs}, {outputs})"
+        ours = lambda x=x, weight=weight: grouped_linear._multiply(x, weight, None)  # noqa: E731
+        compare(name, size, time(ours), time(lambda x=x, whole=whole: x @ whole.t()))
+        ours = lambda x=x, weight=weight, g=g: grouped_linear._gradients(g, x, weight)  # noqa: E731
+        compare(f"{name}, back", 2 * size, time(ours), time(lambda x=x, w=whole, g=g: (g @ w, g.t() @ x)))
+
+        def make(rows, warps, stages):
+            return lambda wide, to, _: dict(I=wide, O=to, ROWS=rows, num_warps=warps, num_stages=stages)
+
+        ours = lambda x=x, weight=weight: grouped_linear._multiply(x, weight, None)  # noqa: E731
+        choices = list(itertools.product((64, 128, 256), (4, 8), (1,)))
+        report(name, size, try_tiles(grouped_linear, "_tile", make, choices, ours), time(ours))
+
+
+def sweep_tokens() -> None:
+    """VT-R50's attention: tokens that ask pixels or one another, and pixels that ask tokens."""
+    query, both, few = values(128, 8, 1024), values(128, 196, 2048), values(128, 16, 1024)
+    many, pair = values(128, 196, 1024), values(128, 16, 2048)
+    ask, each = token_attention.ask_pixels, token_attention.ask_each_other
+    ask_twin, each_twin = token_attention.ask_pixels_twin, token_attention.ask_each_other_twin
+    for name, inputs, ours, twin, numbers in (
+        ("tokens ask pixels", (query, both), ask, ask_twin, (16, 0.125)),
+        ("tokens ask one another", (few, few.clone()), each, each_twin, (16,)),
+        ("pixels ask tokens", (many, pair), few_keys.few_keys, few_keys.few_keys_twin, (16,)),
+    ):
+        inputs = [x.requires_grad_() for x in inputs]
+        size = 2 * sum(x.numel() for x in inputs)
+
+        def learn(function, inputs=inputs, numbers=numbers):
+            y = function(*inputs, *numbers)
+            torch.autograd.grad(y, inputs, y)
+
+        with torch.no_grad():
+            there = [time(lambda f=f, inputs=inputs, n=numbers: f(*inputs, *n)) for f in (ours, twin)]
+        compare(name, size, *there)
+        compare(f"{name}, and back", 3 * size, *(time(lambda f=f: learn(f)) for f in (ours, twin)))  # noqa: B023
+
+
 SWEEPS = {
     "mix": sweep_mix,
     "mixing": sweep_mixing,
@@ -226,6 +272,8 @@ SWEEPS = {
     "norms": sweep_norms,
     "short_norms": sweep_short_norms,
     "few_keys": sweep_few_keys,
+    "grouped": sweep_grouped,
+    "tokens": sweep_tokens,
 }
 
 

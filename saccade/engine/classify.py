@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from saccade.data.augment import erase, normalise, resize
 from saccade.data.loader import Batch, MemoryEvalLoader, seed_all
 from saccade.data.motion import MotionSet
+from saccade.deploy.compiling import compiling
 from saccade.engine.evaluate import Evaluation, evaluate_model
 from saccade.engine.feed import Feed, Share, batch_augment, evaluation_batches, open_sources, picture_feed
 from saccade.engine.module import Assembly, Training
@@ -86,9 +87,9 @@ class Classify(Training):
     def compile_model(self, mode: str | None) -> None:
         super().compile_model(mode)
         if self.hidden["teacher"] is not None:
-            self.hidden["teacher"].compile()
+            self.hidden["teacher"].compile(**compiling())
         if self.augment is not None:
-            self.augment.change = torch.compile(self.augment.change, mode=mode)
+            self.augment.change = torch.compile(self.augment.change, **compiling(mode))
 
     def make_feed(self, share: Share) -> Feed:
         if self.hidden["teacher"] is not None:

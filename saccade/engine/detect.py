@@ -13,6 +13,7 @@ from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader, ObjectLoad
 from saccade.data.object_transforms import AugmentObjects
 from saccade.data.open_objects import open_objects
 from saccade.data.source import DataError
+from saccade.deploy.compiling import compiling
 from saccade.engine.evaluate_objects import ObjectEvaluation, evaluate_detector, metric_for
 from saccade.engine.feed import BadPictures, Feed, Share, Sources
 from saccade.engine.module import Assembly, Training
@@ -76,7 +77,7 @@ class Detect(Training):
 
     def compile_model(self, mode: str | None) -> None:
         """The backbone alone: what comes behind it changes with the objects of every picture."""
-        self.model.trunk.compile(mode=mode)
+        self.model.trunk.compile(**compiling(mode))
 
     def make_feed(self, share: Share) -> Feed:
         augment, order = self.recipe.augment, share.order

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from saccade.data.loader import Batch, seed_all
+from saccade.deploy.compiling import compiling
 from saccade.engine.average import Average
 from saccade.engine.clock import Clock
 from saccade.engine.feed import Feed, Share, Sources
@@ -102,7 +103,7 @@ class Training(LightningModule):
         """What the report shows of it: titles and HTML."""
 
     def compile_model(self, mode: str | None) -> None:
-        self.model.compile(mode=mode)
+        self.model.compile(**compiling(mode))
 
     # Lightning's hooks, in the order in which they are called
 

@@ -17,6 +17,7 @@ from saccade.data.mask_transforms import PlainPair, TrainPair
 from saccade.data.masks import MaskSource, masked, read_pair
 from saccade.data.open_masks import open_train_and_val_masks
 from saccade.data.source import DataError
+from saccade.deploy.compiling import compiling
 from saccade.engine.evaluate_masks import MaskEvaluation, answer, evaluate_segmenter, look_at
 from saccade.engine.feed import BadPictures, Feed, Share, Sources, memory_feed
 from saccade.engine.module import Assembly, Training
@@ -84,8 +85,8 @@ class Segment(Training):
 
     def compile_model(self, mode: str | None) -> None:
         """Part by part: training enters by `loss`, not by the front door."""
-        self.model.backbone.compile(mode=mode)
-        self.model.head.compile(mode=mode)
+        self.model.backbone.compile(**compiling(mode))
+        self.model.head.compile(**compiling(mode))
 
     def make_feed(self, share: Share) -> Feed:
         kept, sources, order = memory_feed(self.sources, share), self.sources, share.order

@@ -16,7 +16,7 @@ from saccade.kernels.sizes import parts, power_of_2
 
 MOST = 128  # keys
 WIDEST = 64  # channels of a head
-PROGRAMS = (2112, 528)  # there and back: sixteen and four for every multiprocessor of an H200
+PROGRAMS = (528, 264)  # there and back: four and two for every multiprocessor of an H200
 
 
 def are_few(query: Tensor, key_value: Tensor, num_heads: int) -> bool:
@@ -27,11 +27,11 @@ def are_few(query: Tensor, key_value: Tensor, num_heads: int) -> bool:
     return half and fits and query.is_contiguous() and key_value.is_contiguous()
 
 
-def few_keys_twin(query: Tensor, key_value: Tensor, num_heads: int) -> Tensor:
+def few_keys_twin(query: Tensor, key_value: Tensor, num_heads: int, scale: float | None = None) -> Tensor:
     """The same by the library, for any number of keys."""
     query = query.unflatten(2, (num_heads, -1)).transpose(1, 2)  # (B, heads, N, D/heads)
     key, value = key_value.unflatten(2, (2, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, M, D/heads)
-    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+    return F.scaled_dot_product_attention(query, key, value, scale=scale).transpose(1, 2).flatten(2)
 
 
 if HAS_TRITON:
@@ -112,11 +112,11 @@ if HAS_TRITON:
     def _tile(keys: int, width: int, back: bool) -> dict[str, int]:
         """Queries at once, keys, channels, threads: a group of four warps carries 64 queries."""
         tall, wide = max(16, power_of_2(keys)), max(16, power_of_2(width))
-        return dict(Q=128 if back else 64, K=tall, C=wide, num_warps=8 if back else 4, num_stages=2 if back else 1)
+        return dict(Q=128 if back else 64, K=tall, C=wide, num_warps=8 if back else 4, num_stages=3 if back else 1)
 
     @planned
     def _asking(
-        back: bool, batch: int, queries: int, keys: int, dim: int, heads: int, exact: bool
+        back: bool, batch: int, queries: int, keys: int, dim: int, heads: int, scale: float, exact: bool
     ) -> tuple[int, Launch]:
         """Programs that share the queries of a head, and their launch."""
         width = dim // heads
@@ -124,26 +124,27 @@ if HAS_TRITON:
         blocks = parts(queries, tile["Q"])
         wanted = parts(PROGRAMS[back], batch * heads)
         share = min(blocks, wanted)
-        scale = width**-0.5
         numbers = (queries, keys, dim, heads, scale * 1.4426950408889634, *((scale,) if back else ()))
         constants = dict(WIDTH=width, PRECISION="ieee" if exact else "tf32") | tile
         kernel = _backward_kernel if back else _forward_kernel
         return share, Launch(kernel, (batch * heads, share), *numbers, **constants)
 
-    def _ask(query: Tensor, key_value: Tensor, num_heads: int) -> Tensor:
+    def _ask(query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Tensor:
         query, key_value = query.contiguous(), key_value.contiguous()
         batch, queries, dim = query.shape
         exact = query.dtype == torch.float32
-        _, start = _asking(False, batch, queries, key_value.shape[1], dim, num_heads, exact)
+        _, start = _asking(False, batch, queries, key_value.shape[1], dim, num_heads, scale, exact)
         mixed = torch.empty_like(query)
         start(query, key_value, mixed)
         return mixed
 
-    def _ask_gradients(g: Tensor, query: Tensor, key_value: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
+    def _ask_gradients(
+        g: Tensor, query: Tensor, key_value: Tensor, num_heads: int, scale: float
+    ) -> tuple[Tensor, Tensor]:
         g, query, key_value = g.contiguous(), query.contiguous(), key_value.contiguous()
         batch, queries, dim = query.shape
         exact = query.dtype == torch.float32
-        share, start = _asking(True, batch, queries, key_value.shape[1], dim, num_heads, exact)
+        share, start = _asking(True, batch, queries, key_value.shape[1], dim, num_heads, scale, exact)
         to_query = torch.empty_like(query)
         if share == 1:
             to_key_value = torch.empty_like(key_value)
@@ -155,40 +156,43 @@ if HAS_TRITON:
 
     class _FewKeys(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, query: Tensor, key_value: Tensor, num_heads: int) -> Tensor:
-            ctx.save_for_backward(query, key_value)
-            ctx.num_heads = num_heads
-            return _ask(query, key_value, num_heads)
+        def forward(ctx, query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Tensor:
+            _save(ctx, (query, key_value, num_heads, scale), None)
+            return _ask(query, key_value, num_heads, scale)
 
         @staticmethod
         def backward(ctx, g: Tensor):
-            return *_ask_gradients(g, *ctx.saved_tensors, ctx.num_heads), None
+            return *_ask_gradients(g, *ctx.saved_tensors, *ctx.numbers), None, None
 
     _op = custom_op("saccade::few_keys", _ask, mutates_args=())
     _gradients_op = custom_op("saccade::few_keys_backward", _ask_gradients, mutates_args=())
 
     @_op.register_fake
-    def _(query: Tensor, key_value: Tensor, num_heads: int) -> Tensor:
+    def _(query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Tensor:
         return query.new_empty(query.shape)
 
     @_gradients_op.register_fake
-    def _(g: Tensor, query: Tensor, key_value: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
+    def _(g: Tensor, query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> tuple[Tensor, Tensor]:
         return query.new_empty(query.shape), key_value.new_empty(key_value.shape)
 
     def _save(ctx, inputs, output) -> None:
-        query, key_value, ctx.num_heads = inputs
-        ctx.save_for_backward(query, key_value)
+        ctx.save_for_backward(*inputs[:2])
+        ctx.numbers = inputs[2:]
 
     def _backward(ctx, g: Tensor):
-        return *_gradients_op(g, *ctx.saved_tensors, ctx.num_heads), None
+        return *_gradients_op(g, *ctx.saved_tensors, *ctx.numbers), None, None
 
     _op.register_autograd(_backward, setup_context=_save)
 
 
-def few_keys(query: Tensor, key_value: Tensor, num_heads: int) -> Tensor:
-    """query (B, N, D), key_value (B, M, 2 D): keys, then values, head by head -> mixed values (B, N, D)."""
+def few_keys(query: Tensor, key_value: Tensor, num_heads: int, scale: float | None = None) -> Tensor:
+    """query (B, N, D), key_value (B, M, 2 D): keys, then values, head by head -> mixed values (B, N, D).
+
+    The scores are multiplied with `scale`: one over the root of a head's width, unless said otherwise.
+    """
+    scale = (query.shape[-1] // num_heads) ** -0.5 if scale is None else scale
     if torch.compiler.is_compiling():
-        return _op(query, key_value, num_heads)
+        return _op(query, key_value, num_heads, scale)
     if learns(query, key_value):
-        return _FewKeys.apply(query, key_value, num_heads)
-    return _ask(query, key_value, num_heads)
+        return _FewKeys.apply(query, key_value, num_heads, scale)
+    return _ask(query, key_value, num_heads, scale)

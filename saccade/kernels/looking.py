@@ -85,9 +85,13 @@ if HAS_TRITON:
 
     @triton.jit
     def _give(d_pointer, pixel, share, g, channel, channels, held):
-        """Add a point's gradient to one of its pixels: others may do so at the same time."""
+        """Add a point's gradient to one of its pixels: others may do so at the same time.
+
+        Nobody reads the sums before the kernel is done; any other order of memory empties caches at every addition.
+        """
         mask = (held & (share > 0))[:, None] & (channel < channels)[None, :]
-        tl.atomic_add(d_pointer + pixel[:, None] * channels + channel[None, :], share[:, None] * g, mask=mask)
+        at = d_pointer + pixel[:, None] * channels + channel[None, :]
+        tl.atomic_add(at, share[:, None] * g, mask=mask, sem="relaxed")
 
     @triton.jit
     def _sample_backward_kernel(

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from saccade.kernels import allowed, enabled, suits
+from saccade.kernels import allowed, enabled, suits, token_attention
 from saccade.kernels.few_keys import are_few, few_keys, few_keys_twin
 from saccade.kernels.short_attention import is_short, plain_attention, short_attention
 from saccade.layers.linear import Linear
@@ -52,12 +52,21 @@ def check_heads(dim: int, num_heads: int) -> None:
         raise ValueError(f"width {dim} does not divide into {num_heads} heads; choose heads that divide it.")
 
 
-def ask(query: Tensor, key_value: Tensor, num_heads: int) -> Tensor:
-    """query (B, N, D), key_value (B, M, 2 D) -> mixed values (B, N, D)."""
+def ask(query: Tensor, key_value: Tensor, num_heads: int, scale: float | None = None) -> Tensor:
+    """query (B, N, D), key_value (B, M, 2 D): keys, then values -> mixed values (B, N, D)."""
     if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
         if suits(query, key_value) and allowed("few_keys") and are_few(query, key_value, num_heads):
-            return few_keys(query, key_value, num_heads)
-    return few_keys_twin(query, key_value, num_heads)
+            return few_keys(query, key_value, num_heads, scale)
+    return few_keys_twin(query, key_value, num_heads, scale)
+
+
+def tokens_ask(asking: int, asked: int, widths: tuple[int, ...], *projections: Tensor) -> bool:
+    """Whether that many tokens may ask that many vectors by the kernel: few of both, with heads of these widths.
+
+    The projections must lie in one piece, in half precision on a GPU.
+    """
+    small = token_attention.is_small(asking, asked, *widths)
+    return small and suits(*projections) and allowed("token_attention") and token_attention.fit(*projections)
 
 
 def attend(qkv: Tensor, num_heads: int, bias: Tensor | None = None) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from saccade.kernels import allowed, in_type, onednn, suits
 from saccade.kernels import linear as learning
 from saccade.kernels import linear_gelu as kernels
+from saccade.kernels.grouped_linear import are_narrow, grouped_linear
 from saccade.layers.batch_norm import fused_norm, heard, learns_fused
 from saccade.layers.kept import in_form
 
@@ -93,7 +94,8 @@ def products(run: Callable[[Tensor, Tensor, Tensor], Tensor], layer: nn.Linear, 
 class GroupedLinear(nn.Module):
     """Channels in groups, each with its own matrix, without bias: a grouped 1x1 convolution.
 
-    One product a group; in half precision on a GPU one for all, see `whole`.
+    One product a group. In half precision on a GPU a kernel for narrow groups, and one product for all wide ones, see
+    `whole`.
     """
 
     def __init__(self, in_dim: int, dim: int, groups: int):
@@ -108,7 +110,8 @@ class GroupedLinear(nn.Module):
         """vectors (B, N, C) -> (B, N, D)."""
         if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
             if suits_whole(vectors):
-                return F.linear(vectors, whole(in_type(self.weight, in_use(vectors))))
+                weight = in_type(self.weight, in_use(vectors))
+                return narrow(vectors, weight) if are_groups(vectors, weight) else F.linear(vectors, whole(weight))
         grouped = vectors.unflatten(2, (self.groups, -1))  # (B, N, groups, C/groups)
         return torch.einsum("bngc,gcd->bngd", grouped, self.weight).flatten(2)
 
@@ -205,7 +208,10 @@ def fixed_linear(vectors: Tensor, weight: Tensor, bias: Tensor, groups: int, fro
     """
     if groups == 1:
         return F.linear(vectors, weight, bias).unsqueeze(2)
-    if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+    if not torch.jit.is_scripting():
+        if are_groups(vectors, weight) and suits_whole(vectors):
+            found = narrow(vectors, in_type(weight, in_use(vectors)), in_type(bias, in_use(vectors)))
+            return found.unflatten(2, (groups, -1))
         if suits_whole(vectors):
             return F.linear(vectors, fixed_whole(vectors, weight, frozen), bias).unflatten(2, (groups, -1))
     rows = vectors.flatten(0, 1).unflatten(1, (groups, -1)).transpose(0, 1)  # (groups, B * N, C/groups)
@@ -216,6 +222,17 @@ def fixed_linear(vectors: Tensor, weight: Tensor, bias: Tensor, groups: int, fro
 def suits_whole(vectors: Tensor) -> bool:
     """Whether one large product is faster than one a group: the units for half precision of a GPU wait for memory."""
     return isinstance(vectors, Tensor) and suits(vectors) and in_use(vectors) in HALVES
+
+
+def are_groups(vectors: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel for narrow groups may take these."""
+    return isinstance(vectors, Tensor) and allowed("grouped_linear") and are_narrow(vectors, weight)
+
+
+def narrow(vectors: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """vectors (B, N, C) -> (B, N, D), by the kernel."""
+    rows = in_type(vectors.flatten(0, 1), weight.dtype)
+    return grouped_linear(rows, weight, bias).unflatten(0, (vectors.shape[0], vectors.shape[1]))
 
 
 def whole(weight: Tensor) -> Tensor:

@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from saccade.kernels import token_attention
+from saccade.kernels.token_attention import ask_each_other_twin
+from saccade.layers.attention import tokens_ask
 from saccade.layers.linear import LinearNorm, ListNorm
 
 
@@ -60,17 +63,24 @@ class TokenTransformer(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """vectors (B, M, D) -> (B, M, D)."""
-        query, key = self.to_query_key(vectors).unflatten(2, (self.num_heads, 2, -1)).transpose(1, 2).unbind(3)
-        value = self.to_value(vectors)
+        query_key, value = self.to_query_key(vectors), self.to_value(vectors)
         if not self.norm.bn.training:
             # With fixed statistics the norm is affine, and weights that sum to 1 let it pass.
             value = self.norm(value)
-        value = value.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, M, D/heads)
-        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        mixed = ask_each_other(query_key, value, self.num_heads)
         if self.norm.bn.training:
             mixed = self.norm(mixed)
         vectors = vectors + self.drop_path(mixed)
         return self.mlp(vectors)
+
+
+def ask_each_other(query_key: Tensor, value: Tensor, num_heads: int) -> Tensor:
+    """query_key (B, M, E), head by head query, key; value (B, M, D) -> mixed values (B, M, D)."""
+    if not torch.jit.is_scripting():
+        count, widths = value.shape[1], (query_key.shape[2] // num_heads // 2, value.shape[2] // num_heads)
+        if tokens_ask(count, count, widths, query_key, value):
+            return token_attention.ask_each_other(query_key, value, num_heads)
+    return ask_each_other_twin(query_key, value, num_heads)
 
 
 class EquationTransformer(nn.Module):

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.kernels.token_attention import ask_pixels
+from saccade.layers.attention import tokens_ask
 from saccade.layers.grid import to_pixels
 from saccade.layers.linear import LinearNorm, ListNorm, pixel_linear
 from saccade.tokens.trace import AssignmentTrace
@@ -134,13 +136,20 @@ class RecurrentTokenizer(nn.Module):
         """
         tokens = previous(tokens)
         asking = tokens.shape[1] // 2 if self.keep_half else tokens.shape[1]
-        query = self.to_query(tokens[:, :asking]).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
-        both = self.to_key_value.grouped(to_pixels(features))  # (B, N, groups, …), head by head: key, value
-        both = both.unflatten(3, (self.num_heads // both.shape[2], 2, -1)).flatten(2, 3)
+        asked = self.to_query(tokens[:, :asking])  # (B, M, C)
+        query = asked.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, M, C/heads)
+        grouped = self.to_key_value.grouped(to_pixels(features))  # (B, N, groups, …), head by head: key, value
+        both = grouped.unflatten(3, (self.num_heads // grouped.shape[2], 2, -1)).flatten(2, 3)
         key, value = both.transpose(1, 2).unbind(3)  # (B, heads, N, C/heads) each
-        pooled = F.scaled_dot_product_attention(query, key, value, scale=self.scale)
-        new = self.to_token(pooled.transpose(1, 2).flatten(2))
-        return torch.cat((tokens[:, asking:], new), dim=1), query, key
+        pooled = self.ask(asked, grouped, query, key, value)
+        return torch.cat((tokens[:, asking:], self.to_token(pooled)), dim=1), query, key
+
+    def ask(self, asked: Tensor, grouped: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Queries (B, M, C), keys and values in groups (B, N, groups, …), and all of them by heads -> (B, M, C)."""
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if tokens_ask(asked.shape[1], grouped.shape[1], (query.shape[3],), asked, grouped):
+                return ask_pixels(asked, grouped.flatten(2), self.num_heads, self.scale)
+        return F.scaled_dot_product_attention(query, key, value, scale=self.scale).transpose(1, 2).flatten(2)
 
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> AssignmentTrace:
         """The new tokens and their assignment, averaged over heads; kept tokens were reported when they were made."""

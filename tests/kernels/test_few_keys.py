@@ -30,8 +30,8 @@ def error(a, b):
 def test_equals_its_twin_there_and_back(size, dtype, most):
     heads = size[4]
     query, key_value, g = inputs(*size, dtype)
-    ours = few_keys._FewKeys.apply(query, key_value, heads)
-    twin = few_keys.few_keys_twin(query.double(), key_value.double(), heads)
+    ours = few_keys._FewKeys.apply(query, key_value, heads, 0.2)
+    twin = few_keys.few_keys_twin(query.double(), key_value.double(), heads, 0.2)
     assert ours.dtype == dtype
     assert error(ours, twin) < most
     for a, b in zip(
@@ -50,7 +50,7 @@ def test_shared_queries_add_up(monkeypatch):
     for programs in ((1, 1), (528, 528)):
         monkeypatch.setattr(few_keys, "PROGRAMS", programs)
         forget_plans()
-        found.append(few_keys._ask_gradients(g, query.detach(), key_value.detach(), 2))
+        found.append(few_keys._ask_gradients(g, query.detach(), key_value.detach(), 2, 0.25))
     forget_plans()
     for a, b in zip(*found, strict=True):
         assert error(a, b) < 1e-6
@@ -58,15 +58,15 @@ def test_shared_queries_add_up(monkeypatch):
 
 def test_a_batch_is_its_pictures():
     query, key_value, _ = inputs(3, 20, 10, 32, 2, torch.float32)
-    whole = few_keys._ask(query.detach(), key_value.detach(), 2)
+    whole = few_keys._ask(query.detach(), key_value.detach(), 2, 0.25)
     for i in range(3):
-        one = few_keys._ask(query.detach()[i : i + 1], key_value.detach()[i : i + 1], 2)
+        one = few_keys._ask(query.detach()[i : i + 1], key_value.detach()[i : i + 1], 2, 0.25)
         assert torch.equal(whole[i : i + 1], one)
 
 
 def test_the_operator_is_sound():
     query, key_value, _ = inputs(1, 9, 5, 16, 1, torch.float32)
-    torch.library.opcheck(few_keys._op, (query, key_value, 1))
+    torch.library.opcheck(few_keys._op, (query, key_value, 1, 0.25))
 
 
 def test_few_means_few():

@@ -12,8 +12,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @pytest.fixture
 def joined(monkeypatch):
-    """Take one product for all groups on any device, and count."""
+    """Take one product for all groups on any device, as for groups too wide for the kernel, and count."""
     taken, original = [], linear.whole
+    monkeypatch.setattr(linear, "are_groups", lambda *_: False)
     monkeypatch.setattr(linear, "suits", lambda *_: True)
     monkeypatch.setattr(linear, "whole", lambda weight: taken.append(1) or original(weight))
     return taken
