@@ -125,10 +125,12 @@ def warm(model: str, column: str) -> None:
     """Compile one model in one way: what is compiled stays in the caches on disk."""
     from saccade.benchmark.timing import prepare
 
+    start = time.time()
     try:
         step, _ = prepare(case(model, **COLUMNS[column]))
         step()
         torch.cuda.synchronize()
+        print(f"{model}, {column}: {time.time() - start:.0f} s", flush=True)
     except Exception as problem:
         print(f"{model}, {column}: {problem!r}"[:300], flush=True)
 

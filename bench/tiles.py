@@ -15,7 +15,15 @@ import torch
 import triton
 
 from saccade.kernels import (
-    batch_norm, depthwise, few_keys, grouped_linear, layer_norm, linear, looking, mixing, token_attention,
+    batch_norm,
+    depthwise,
+    few_keys,
+    grouped_linear,
+    layer_norm,
+    linear,
+    looking,
+    mixing,
+    token_attention,
 )  # fmt: skip
 from saccade.kernels.launch import forget_plans
 from saccade.tokens.regions import sample_and_mix
@@ -260,7 +268,7 @@ def sweep_tokens() -> None:
         with torch.no_grad():
             there = [time(lambda f=f, inputs=inputs, n=numbers: f(*inputs, *n)) for f in (ours, twin)]
         compare(name, size, *there)
-        compare(f"{name}, and back", 3 * size, *(time(lambda f=f: learn(f)) for f in (ours, twin)))  # noqa: B023
+        compare(f"{name}, and back", 3 * size, *(time(lambda f=f: learn(f)) for f in (ours, twin)))
 
 
 SWEEPS = {

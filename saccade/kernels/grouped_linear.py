@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels import HAS_TRITON, learns
+from saccade.kernels.known import describe
 from saccade.kernels.launch import Launch, planned
 from saccade.kernels.sizes import parts, power_of_2
 
@@ -134,13 +135,8 @@ if HAS_TRITON:
     _op = custom_op("saccade::grouped_linear", _multiply, mutates_args=())
     _gradients_op = custom_op("saccade::grouped_linear_backward", _gradients, mutates_args=())
 
-    @_op.register_fake
-    def _(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return rows.new_empty(rows.shape[0], weight.shape[0] * weight.shape[2])
-
-    @_gradients_op.register_fake
-    def _(g: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return rows.new_empty(rows.shape), weight.new_empty(weight.shape)
+    describe(_op, lambda rows, weight, *_: rows.new_empty(rows.shape[0], weight.shape[0] * weight.shape[2]))
+    describe(_gradients_op, lambda g, *inputs: tuple(x.new_empty(x.shape) for x in inputs))
 
     def _save(ctx, inputs, output) -> None:
         rows, weight, bias = inputs

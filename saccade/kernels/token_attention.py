@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.kernels import HAS_TRITON, learns
+from saccade.kernels.known import describe
 from saccade.kernels.launch import Launch, planned
 from saccade.kernels.sizes import power_of_2
 
@@ -209,21 +210,10 @@ if HAS_TRITON:
     _tokens_op = custom_op("saccade::ask_each_other", _ask_each_other, mutates_args=())
     _tokens_gradients_op = custom_op("saccade::ask_each_other_backward", _ask_each_other_gradients, mutates_args=())
 
-    @_pixels_op.register_fake
-    def _(query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Tensor:
-        return query.new_empty(query.shape)
-
-    @_pixels_gradients_op.register_fake
-    def _(g: Tensor, query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> tuple[Tensor, Tensor]:
-        return query.new_empty(query.shape), key_value.new_empty(key_value.shape)
-
-    @_tokens_op.register_fake
-    def _(query_key: Tensor, value: Tensor, num_heads: int) -> Tensor:
-        return value.new_empty(value.shape)
-
-    @_tokens_gradients_op.register_fake
-    def _(g: Tensor, query_key: Tensor, value: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-        return query_key.new_empty(query_key.shape), value.new_empty(value.shape)
+    describe(_pixels_op, lambda query, *_: query.new_empty(query.shape))
+    describe(_tokens_op, lambda _, value, num_heads: value.new_empty(value.shape))
+    for _op in (_pixels_gradients_op, _tokens_gradients_op):
+        describe(_op, lambda g, *inputs: tuple(x.new_empty(x.shape) for x in inputs[:2]))
 
     def _save(ctx, inputs, output) -> None:
         ctx.save_for_backward(*inputs[:2])

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.kernels import allowed, suits
+from saccade.kernels.even_rows import are_odd, even_rows
 from saccade.layers.depthwise import wide_conv_gelu
 from saccade.layers.grid import to_pixels
 from saccade.layers.linear import Linear, linear_gelu
@@ -92,6 +94,9 @@ class ClusterTokenizer(nn.Module):
             raise ValueError("this tokenizer has no clustering of its own: call it with scores (B, M, N).")
         # The dtype is named because autocast would otherwise hand a float32 copy to every block that shares it.
         assignment = scores.softmax(-1, dtype=scores.dtype)
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+            if suits(assignment) and allowed("even_rows") and are_odd(assignment):
+                assignment = even_rows(assignment)
         return self.norm(torch.bmm(assignment, to_pixels(features))), assignment, scores
 
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> AssignmentTrace:
