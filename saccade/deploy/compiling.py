@@ -6,8 +6,8 @@ import torch
 
 # Small steps that do not wait for one another, in one launch. A model under autocast casts its weights, hundreds of
 # them, at every call, in launches that take longer than the work in them.
-# Without a search for the best tile of such a launch: it takes minutes where weights are folded at every call (VT).
-TOGETHER = {"combo_kernels": True, "combo_kernels_pointwise_only": True, "combo_kernels_autotune": 0}
+# Their tiles are searched for: with the default ones such launches lose what they win (bench/NOTES.md).
+TOGETHER = {"combo_kernels": True, "combo_kernels_pointwise_only": True}
 
 
 def compiling(mode: str | None = None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from saccade.kernels.launch import HAS_TRITON
 COMPILED = (
     "layer_norm", "depthwise_post", "depthwise", "super_tokens", "short_attention", "place", "sample", "mix", "linear",
     "linear_gelu", "conv_relu", "to_blocks", "few_keys", "stem_conv", "pool", "first_conv", "depthwise_wide",
-    "token_attention", "grouped_linear", "even_rows",
+    "token_attention", "grouped_linear", "pixel_softmax",
 )  # fmt: skip
 WRITTEN_FOR = (torch.float32, torch.bfloat16, torch.float16)
 _switch = {"on": True, "compiled": COMPILED}

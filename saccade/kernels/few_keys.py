@@ -41,11 +41,11 @@ if HAS_TRITON:
     from torch.library import custom_op
 
     @triton.jit
-    def _keys(kv_pointer, image, head, keys, dim, WIDTH: tl.constexpr, K: tl.constexpr, C: tl.constexpr):
+    def _keys(kv_pointer, image, head, dim, KEYS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, C: tl.constexpr):
         """Keys and values of a head (K, C), zeros beyond them; where the keys lie, and which of them there are."""
         row, lane = tl.arange(0, K)[:, None], tl.arange(0, C)[None, :]
-        at = (image * keys + row) * 2 * dim + head * WIDTH + lane
-        known = (row < keys) & (lane < WIDTH)
+        at = (image * KEYS + row) * 2 * dim + head * WIDTH + lane
+        known = (row < KEYS) & (lane < WIDTH)
         return (
             tl.load(kv_pointer + at, mask=known, other=0.0),
             tl.load(kv_pointer + at + dim, mask=known, other=0.0),
@@ -54,40 +54,47 @@ if HAS_TRITON:
         )
 
     @triton.jit
-    def _weights(query, key, keys, steepness, K: tl.constexpr, PRECISION: tl.constexpr):
-        """Powers of the scores (Q, K), zeros beyond the keys, and one over their sums (Q, 1)."""
-        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * steepness
-        scores = tl.where(tl.arange(0, K)[None, :] < keys, scores, float("-inf"))
-        powers = tl.exp2(scores - tl.max(scores, 1)[:, None])
+    def _weights(query, key, steepness, KEYS: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr):
+        """Powers of the scores (Q, K), zeros beyond the keys, and one over their sums (Q, 1).
+
+        KEYS is a constant so that most columns need no comparison; scaled last, a score and its row's largest are one
+        multiplication and sum.
+        """
+        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+        scores = tl.where(tl.arange(0, K)[None, :] < KEYS, scores, float("-inf"))
+        largest = (tl.max(scores, 1) * steepness)[:, None]
+        powers = tl.exp2(scores * steepness - largest)
         return powers, 1 / tl.sum(powers, 1)[:, None]
 
     @triton.jit
     def _forward_kernel(
-        q_pointer, kv_pointer, y_pointer, queries, keys, dim, heads, steepness,
-        WIDTH: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+        q_pointer, kv_pointer, y_pointer, queries, dim, heads, steepness,
+        KEYS: tl.constexpr, WIDTH: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+        PRECISION: tl.constexpr,
     ):  # fmt: skip
         """steepness: what the scores are multiplied with before they become powers of two."""
         image, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
-        key, value, _, _ = _keys(kv_pointer, image, head, keys, dim, WIDTH, K, C)
+        key, value, _, _ = _keys(kv_pointer, image, head, dim, KEYS, WIDTH, K, C)
         lane = tl.arange(0, C)[None, :]
         for first in range(tl.program_id(1) * Q, queries, tl.num_programs(1) * Q):
             row = first + tl.arange(0, Q)[:, None]
             at = (image * queries + row) * dim + head * WIDTH + lane
             known = (row < queries) & (lane < WIDTH)
             query = tl.load(q_pointer + at, mask=known, other=0.0)
-            powers, share = _weights(query, key, keys, steepness, K, PRECISION)
+            powers, share = _weights(query, key, steepness, KEYS, K, PRECISION)
             mixed = tl.dot(powers.to(value.dtype), value, input_precision=PRECISION) * share
             tl.store(y_pointer + at, mixed.to(y_pointer.dtype.element_ty), mask=known)
 
     @triton.jit
     def _backward_kernel(
-        g_pointer, q_pointer, kv_pointer, dq_pointer, dkv_pointer, queries, keys, dim, heads, steepness, scale,
-        WIDTH: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+        g_pointer, q_pointer, kv_pointer, dq_pointer, dkv_pointer, queries, dim, heads, steepness, scale,
+        KEYS: tl.constexpr, WIDTH: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+        PRECISION: tl.constexpr,
     ):  # fmt: skip
         """Gradients of the queries, and partial ones of keys and values: dkv (parts, B, M, 2 D), summed outside."""
         images = tl.num_programs(0) // heads
         image, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
-        key, value, place, held = _keys(kv_pointer, image, head, keys, dim, WIDTH, K, C)
+        key, value, place, held = _keys(kv_pointer, image, head, dim, KEYS, WIDTH, K, C)
         lane = tl.arange(0, C)[None, :]
         to_key = tl.zeros((K, C), tl.float32)
         to_value = tl.zeros((K, C), tl.float32)
@@ -97,17 +104,17 @@ if HAS_TRITON:
             known = (row < queries) & (lane < WIDTH)
             query = tl.load(q_pointer + at, mask=known, other=0.0)
             g = tl.load(g_pointer + at, mask=known, other=0.0)
-            powers, share = _weights(query, key, keys, steepness, K, PRECISION)
+            powers, share = _weights(query, key, steepness, KEYS, K, PRECISION)
             weights = (powers * share).to(g.dtype)  # half as many registers, of which there are just enough
             to_value = tl.dot(tl.trans(weights), g, to_value, input_precision=PRECISION)
             to_weights = tl.dot(g, tl.trans(value), input_precision=PRECISION)
             level = tl.sum(weights.to(tl.float32) * to_weights, 1)[:, None]
-            to_scores = (weights.to(tl.float32) * (to_weights - level) * scale).to(query.dtype)
+            to_scores = (weights.to(tl.float32) * (to_weights - level)).to(query.dtype)  # before they are scaled
             to_key = tl.dot(tl.trans(to_scores), query, to_key, input_precision=PRECISION)
-            to_query = tl.dot(to_scores, key, input_precision=PRECISION)
+            to_query = tl.dot(to_scores, key, input_precision=PRECISION) * scale
             tl.store(dq_pointer + at, to_query.to(dq_pointer.dtype.element_ty), mask=known)
-        place += tl.program_id(1).to(tl.int64) * images * keys * 2 * dim
-        tl.store(dkv_pointer + place, to_key.to(dkv_pointer.dtype.element_ty), mask=held)
+        place += tl.program_id(1).to(tl.int64) * images * KEYS * 2 * dim
+        tl.store(dkv_pointer + place, (to_key * scale).to(dkv_pointer.dtype.element_ty), mask=held)
         tl.store(dkv_pointer + place + dim, to_value.to(dkv_pointer.dtype.element_ty), mask=held)
 
     def _tile(keys: int, width: int, back: bool) -> dict[str, int]:
@@ -125,8 +132,8 @@ if HAS_TRITON:
         blocks = parts(queries, tile["Q"])
         wanted = parts(PROGRAMS[back], batch * heads)
         share = min(blocks, wanted)
-        numbers = (queries, keys, dim, heads, scale * 1.4426950408889634, *((scale,) if back else ()))
-        constants = dict(WIDTH=width, PRECISION="ieee" if exact else "tf32") | tile
+        numbers = (queries, dim, heads, scale * 1.4426950408889634, *((scale,) if back else ()))
+        constants = dict(KEYS=keys, WIDTH=width, PRECISION="ieee" if exact else "tf32") | tile
         kernel = _backward_kernel if back else _forward_kernel
         return share, Launch(kernel, (batch * heads, share), *numbers, **constants)
 

@@ -11,12 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.kernels import allowed, suits
-from saccade.kernels.even_rows import are_odd, even_rows
+from saccade.kernels.pixel_softmax import is_held, pixel_softmax, pixel_softmax_twin
 from saccade.layers.depthwise import wide_conv_gelu
 from saccade.layers.grid import to_pixels
 from saccade.layers.linear import Linear, linear_gelu
 from saccade.layers.norm import TokenNorm
 from saccade.tokens.trace import AssignmentTrace
+
+
+def over_pixels(scores: Tensor) -> Tensor:
+    """scores (B, M, N) -> assignment (B, M, N), a distribution over the pixels for every cluster."""
+    if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+        if suits(scores) and allowed("pixel_softmax") and is_held(scores):
+            return pixel_softmax(scores)
+    return pixel_softmax_twin(scores)
 
 
 class ToScore(nn.Linear):
@@ -92,11 +100,7 @@ class ClusterTokenizer(nn.Module):
             scores = self.clustering(features)
         if scores is None:
             raise ValueError("this tokenizer has no clustering of its own: call it with scores (B, M, N).")
-        # The dtype is named because autocast would otherwise hand a float32 copy to every block that shares it.
-        assignment = scores.softmax(-1, dtype=scores.dtype)
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-            if suits(assignment) and allowed("even_rows") and are_odd(assignment):
-                assignment = even_rows(assignment)
+        assignment = over_pixels(scores)
         return self.norm(torch.bmm(assignment, to_pixels(features))), assignment, scores
 
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> AssignmentTrace:
