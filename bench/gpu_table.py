@@ -3,8 +3,9 @@
     python bench/gpu_table.py --warm                 # compile every model, several at a time: fills the caches
     python bench/gpu_table.py --out DIR --minutes 6  # measure column by column, writing after each
 
-Every column is one interleaved run over all models. Columns stand in the order of what is wanted most; when the time
-is up, the rest is left out and named. `--out` gets table.json and scaling.json, which docs/make_speed.py prints.
+Every column is one interleaved run over all models, in a process of its own. Columns stand in the order of what is
+wanted most; when the time is up, the rest is left out and named. `--out` gets table.json and scaling.json, which
+docs/make_speed.py prints.
 """
 
 import argparse
@@ -79,6 +80,7 @@ def save(path: Path, rows: list[dict], ceiling, notes: list[str]) -> None:
 
 
 def table(out: Path, deadline: float, columns: list[str], rounds: int) -> None:
+    """Every column in a process of its own, so that nothing another one left behind is in the way of its Python."""
     ceiling = measure_ceiling("cuda", torch.bfloat16)
     print(f"ceiling {ceiling.tflops:.0f} TFLOP/s, copy {ceiling.gbytes:.0f} GB/s", flush=True)
     rows, notes = [], []
@@ -86,26 +88,33 @@ def table(out: Path, deadline: float, columns: list[str], rounds: int) -> None:
         if time.time() > deadline:
             notes.append(f"{name}: no time left")
             continue
-        start = time.time()
-        models = FEW if COLUMNS[name].get("compiled") else MODELS
-        found, failures = run_column([case(model, **COLUMNS[name]) for model in models], ceiling, rounds)
-        torch._dynamo.reset()
-        torch.cuda.empty_cache()
-        if any(row["model"] == "resnet50" for row in found):
-            add_ratios(found, "resnet50")
-        rows += [row | {"column": name} for row in found]
-        notes += [f"{name}: {failure}" for failure in failures]
+        start, part = time.time(), out / "column.json"
+        part.unlink(missing_ok=True)
+        subprocess.run([sys.executable, __file__, "--column", name, "--out", str(part), "--rounds", str(rounds)])
+        found = json.loads(part.read_text()) if part.is_file() else {"rows": [], "notes": [f"{name}: stopped"]}
+        part.unlink(missing_ok=True)
+        rows, notes = rows + found["rows"], notes + found["notes"]
         save(out / "table.json", rows, ceiling, notes)
-        for row in found:
-            memory = (row["peak_bytes"] or 0) / 2**30
-            print(
-                f"{name:<20}{row['model']:<30}{row['images_per_second']:9.0f} images/s ±{100 * row['spread']:.0f}% "
-                f"{memory:6.2f} GiB {100 * row['share_of_ceiling']:5.1f}% of the ceiling"
-            )
         print(f"{name}: {time.time() - start:.0f} s", flush=True)
     if time.time() < deadline:
         scaling(out, ceiling)
     print(*notes, sep="\n", flush=True)
+
+
+def column(name: str, out: Path, rounds: int) -> None:
+    """One column, of all models by turns."""
+    ceiling = measure_ceiling("cuda", torch.bfloat16)
+    models = FEW if COLUMNS[name].get("compiled") else MODELS
+    found, failures = run_column([case(model, **COLUMNS[name]) for model in models], ceiling, rounds)
+    if any(row["model"] == "resnet50" for row in found):
+        add_ratios(found, "resnet50")
+    save(out, [row | {"column": name} for row in found], ceiling, [f"{name}: {failure}" for failure in failures])
+    for row in found:
+        memory = (row["peak_bytes"] or 0) / 2**30
+        print(
+            f"{name:<21}{row['model']:<30}{row['images_per_second']:9.0f} images/s ±{100 * row['spread']:.0f}% "
+            f"{memory:6.2f} GiB {100 * row['share_of_ceiling']:5.1f}% of the ceiling"
+        )
 
 
 def scaling(out: Path, ceiling=None) -> None:
@@ -154,6 +163,7 @@ def main() -> None:
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--column", choices=COLUMNS, help="one column, into the file --out")
     parser.add_argument("--scaling", action="store_true", help="cost against pixels alone")
     parser.add_argument("--at-once", type=int, default=12, help="models compiled at the same time")
     parser.add_argument("--warm-one", nargs=2, metavar=("MODEL", "COLUMN"))
@@ -162,6 +172,8 @@ def main() -> None:
         warm(*args.warm_one)
     elif args.warm:
         warm_all(args.at_once)
+    elif args.column:
+        column(args.column, args.out, args.rounds)
     elif args.scaling:
         scaling(args.out)
     else:
