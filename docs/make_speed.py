@@ -40,10 +40,13 @@ None of it happens in a layer that a hook listens to; the fused call not in runs
 |---|---|
 | GPU, many images | `optimize(model, dtype=torch.bfloat16, memory_format=torch.channels_last)`, then `torch.compile` |
 | GPU, one shape, Python in the way | `optimize(..., cuda_graph=True)`: the launches of the first batch are replayed |
-| the same with fusion | `torch.compile(saccade.optimize(model), **compiling("reduce-overhead"))`, from `saccade.deploy.compiling` |
+| the same with fusion | `torch.compile(saccade.optimize(model), mode="reduce-overhead")` |
 | CPU | nothing to do: inference in float32 takes oneDNN's fused layers by itself, a few images at a time |
 | training | `torch.compile(model)`, bfloat16 autocast, `model.to(memory_format=torch.channels_last)` |
 | training, one shape | `torch.cuda.make_graphed_callables(model, (images,))`, in `autocast(…, cache_enabled=False)` |
+
+`saccade train` and `saccade bench` compile with one option more, small steps that do not wait for one another in one
+launch; so does `torch.compile(model, **compiling("reduce-overhead"))` with `compiling` of `saccade.deploy.compiling`.
 
 A CUDA graph has one shape: another batch size raises an error that says so; `reset()` lets another shape in.
 
