@@ -170,7 +170,7 @@ def compiled(model: nn.Module, case: Case) -> nn.Module:
     """The model as the case runs it: as it is, compiled, or compiled with its launches recorded."""
     if not case.compiled:
         return model
-    return torch.compile(model, fullgraph=True, **compiling("reduce-overhead" if case.cuda_graph else None))
+    return torch.compile(model, fullgraph=True, **compiling("reduce-overhead" if case.cuda_graph else None))  # type: ignore
 
 
 def inference_step(model: nn.Module, images: torch.Tensor, case: Case) -> Callable[[], Any]:
