@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import saccade
 from saccade.kernels import cudnn, enabled
 from saccade.kernels.launch import Launch
+from saccade.layers import casts
 
 NOT_LAUNCHED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view")
 
@@ -52,6 +53,7 @@ def pretended(seen: Launches) -> Iterator[None]:
         stack.enter_context(patch.object(Launch, "__call__", start))
         stack.enter_context(patch.object(cudnn, "THERE", False))  # its calls are no kernels of ours
         stack.enter_context(patch.object(torch.cuda, "is_current_stream_capturing", lambda: False))
+        stack.enter_context(patch.object(casts, "KIND", "cpu"))
         yield
 
 

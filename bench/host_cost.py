@@ -25,6 +25,7 @@ from torch import Tensor
 
 import saccade  # noqa: F401 (registers the models)
 from saccade.kernels import batch_norm, depthwise, launch, layer_norm, linear, short_attention, super_tokens
+from saccade.layers import casts
 from saccade.layers import linear as linear_layers
 
 # As deep as the models of these names, and a few channels wide.
@@ -58,6 +59,8 @@ def pretended() -> Iterator[None]:
             patch.object(triton.JITFunction, "run", lambda self, *args, **options: Compiled()),
             patch.object(launch, "_current_device", lambda: -1),  # what a tensor of the CPU calls its device
             patch.object(launch, "_current_stream", lambda device: 0),
+            patch.object(casts, "KIND", "cpu"),
+            patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
             patch.object(linear_layers, "MANY", 0),  # rows: as many as a batch of pictures has
             torch.backends.mkldnn.flags(enabled=False),  # takes 50 µs to start a product that takes 1
         ):

@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "heads": {"tokens", "layers", "heads"},
     "tasks": {"heads", "models", "tasks", "layers"},
     "data": {"data"},
-    "engine": {"tasks", "data", "engine", "models", "benchmark"},
+    "engine": {"tasks", "data", "engine", "models", "benchmark", "deploy"},
     "explain": {"models", "tasks", "tokens", "explain", "data", "layers"},
     "export": {"models", "tasks", "tokens", "export"},
     "benchmark": {"models", "tasks", "tokens", "benchmark", "deploy"},

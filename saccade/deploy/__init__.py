@@ -1,1 +1,1 @@
-"""From a trained model to one that only answers: folded, frozen, cast, and launched as one piece; and compiled."""
+"""From a trained model to one that only answers: folded, frozen, cast, launched as one piece; or compiled."""

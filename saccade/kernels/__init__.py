@@ -58,11 +58,11 @@ def allowed(name: str) -> bool:
 
 
 def suits(*tensors: Tensor) -> bool:
-    """Whether a kernel can take these: on a GPU, in a dtype the kernels are written for."""
+    """Whether a kernel can take these: tensors on a GPU, no tracer's, in a dtype the kernels are written for."""
     if not HAS_TRITON or not _switch["on"]:
         return False
-    for tensor in tensors:  # noqa: SIM110 (asked for every layer of every step: a generator takes longer)
-        if not tensor.is_cuda or tensor.dtype not in WRITTEN_FOR:
+    for tensor in tensors:  # asked for every layer of every step: a generator takes longer
+        if not isinstance(tensor, Tensor) or not tensor.is_cuda or tensor.dtype not in WRITTEN_FOR:
             return False
     return True
 

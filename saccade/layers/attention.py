@@ -65,8 +65,9 @@ def tokens_ask(asking: int, asked: int, widths: tuple[int, ...], *projections: T
 
     The projections must lie in one piece, in half precision on a GPU.
     """
-    small = token_attention.is_small(asking, asked, *widths)
-    return small and suits(*projections) and allowed("token_attention") and token_attention.fit(*projections)
+    if not suits(*projections) or not allowed("token_attention"):
+        return False
+    return token_attention.is_small(asking, asked, *widths) and token_attention.fit(*projections)
 
 
 def attend(qkv: Tensor, num_heads: int, bias: Tensor | None = None) -> Tensor:

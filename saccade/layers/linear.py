@@ -11,6 +11,7 @@ from saccade.kernels import linear as learning
 from saccade.kernels import linear_gelu as kernels
 from saccade.kernels.grouped_linear import are_narrow, grouped_linear
 from saccade.layers.batch_norm import fused_norm, heard, learns_fused
+from saccade.layers.casts import halved
 from saccade.layers.kept import in_form
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -27,6 +28,7 @@ class Linear(nn.Linear):
                 return onednn.linear(input, self.weight, self.bias)
             if learns_in_half(self, input):
                 return learning.linear(input, self.weight, self.bias, in_use(input))
+            return F.linear(input, halved(self.weight), halved(self.bias))
         return F.linear(input, self.weight, self.bias)
 
 
@@ -87,7 +89,7 @@ def products(run: Callable[[Tensor, Tensor, Tensor], Tensor], layer: nn.Linear, 
     """run(rows, weight, bias) in the type in use, (…, C) -> (…, D)."""
     dtype = in_use(vectors)
     rows = in_type(vectors.flatten(0, -2), dtype)
-    weight, bias = in_type(layer.weight, dtype), in_type(layer.bias, dtype)
+    weight, bias = in_type(halved(layer.weight), dtype), in_type(halved(layer.bias), dtype)
     return run(rows, weight, bias).view(*vectors.shape[:-1], -1)
 
 
@@ -97,6 +99,8 @@ class GroupedLinear(nn.Module):
     One product a group. In half precision on a GPU a kernel for narrow groups, and one product for all wide ones, see
     `whole`.
     """
+
+    casts_together = True  # see saccade.layers.casts
 
     def __init__(self, in_dim: int, dim: int, groups: int):
         super().__init__()
@@ -110,7 +114,7 @@ class GroupedLinear(nn.Module):
         """vectors (B, N, C) -> (B, N, D)."""
         if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
             if suits_whole(vectors):
-                weight = in_type(self.weight, in_use(vectors))
+                weight = in_type(halved(self.weight), in_use(vectors))
                 return narrow(vectors, weight) if are_groups(vectors, weight) else F.linear(vectors, whole(weight))
         grouped = vectors.unflatten(2, (self.groups, -1))  # (B, N, groups, C/groups)
         return torch.einsum("bngc,gcd->bngd", grouped, self.weight).flatten(2)
@@ -153,7 +157,7 @@ class LinearNorm(nn.Module):
     def __init__(self, in_dim: int, dim: int, groups: int = 1, zero: bool = False, norm: bool = True):
         super().__init__()
         self.groups = groups
-        self.linear = GroupedLinear(in_dim, dim, groups) if groups > 1 else nn.Linear(in_dim, dim, bias=False)
+        self.linear = GroupedLinear(in_dim, dim, groups) if groups > 1 else Linear(in_dim, dim, bias=False)
         self.norm = ListNorm(dim, zero, norm)
 
     def forward(self, vectors: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from saccade.kernels import norm_relu as kernels
 from saccade.kernels import pool as pooling
 from saccade.kernels.pool import PixelNorm
 from saccade.layers.batch_norm import ChannelAffine, heard, plain
+from saccade.layers.casts import halved
 from saccade.layers.kept import in_form
 from saccade.layers.linear import HALVES, in_use
 from saccade.layers.norm import adds_inside, bias_norm
@@ -146,7 +147,7 @@ def conv_norm_relu_pool(
 def convolve(conv: nn.Conv2d, features: Tensor) -> Tensor:
     """The convolution without its bias; the usual stem's over blocks of pixels, in half precision on a GPU."""
     if not over_blocks(conv, features):
-        return conv._conv_forward(features, conv.weight, None)
+        return conv._conv_forward(features, halved(conv.weight), None)
     dtype, channels = in_use(features), blocks.wide(conv.out_channels)
     if learns_over_pixels(conv):
         return blocks.stem_conv(features, conv.weight, dtype)

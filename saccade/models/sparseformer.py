@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from saccade.layers.attention import SelfAttention, attend
 from saccade.layers.batch_norm import heard
+from saccade.layers.casts import CastsTogether
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
@@ -209,7 +210,7 @@ class TokenHead(nn.Module):
         return pooled if pre_logits else self.fc(pooled)
 
 
-class SparseFormer(nn.Module):
+class SparseFormer(CastsTogether):
     """Tokens that look at the image where they choose, in timm's contract.
 
     Args:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from saccade.layers.attention import SelfAttention, attend
 from saccade.layers.batch_norm import fused_norm, learns_fused
+from saccade.layers.casts import CastsTogether
 from saccade.layers.depthwise import DepthwiseConv
 from saccade.layers.forget import normed_into
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
@@ -184,7 +185,7 @@ class SViTStage(nn.Module):
         return self.blocks(features)
 
 
-class SViT(nn.Module):
+class SViT(CastsTogether):
     """Four stages of super token blocks on a convolutional stem, in timm's contract.
 
     Args:

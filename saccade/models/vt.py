@@ -40,6 +40,7 @@ from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
 from saccade.layers.batch_norm import norm_relu
+from saccade.layers.casts import CastsTogether
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, TokenTransformer
 from saccade.layers.residual import (
@@ -106,7 +107,7 @@ class VTStage(nn.Module):
         return features, tokens
 
 
-class VT(nn.Module):
+class VT(CastsTogether):
     """A ResNet's stem and first three stages, then VT modules, in timm's contract and with timm's names.
 
     Args:

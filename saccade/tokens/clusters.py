@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from saccade.kernels import allowed, suits
 from saccade.kernels.pixel_softmax import is_held, pixel_softmax, pixel_softmax_twin
+from saccade.layers.casts import halved
 from saccade.layers.depthwise import wide_conv_gelu
 from saccade.layers.grid import to_pixels
 from saccade.layers.linear import Linear, linear_gelu
@@ -31,10 +32,13 @@ class ToScore(nn.Linear):
     """A linear layer that answers cluster by cluster: pixels (B, N, C) -> scores (B, M, N)."""
 
     def forward(self, pixels: Tensor) -> Tensor:
-        weight = self.weight.expand(pixels.shape[0], -1, -1)  # (B, M, C), one memory
-        if self.bias is None:
+        weight, bias = self.weight, self.bias
+        if not torch.jit.is_scripting():
+            weight, bias = halved(weight), halved(bias)
+        weight = weight.expand(pixels.shape[0], -1, -1)  # (B, M, C), one memory
+        if bias is None:
             return torch.bmm(weight, pixels.transpose(1, 2))
-        return torch.baddbmm(self.bias.unsqueeze(1), weight, pixels.transpose(1, 2))
+        return torch.baddbmm(bias.unsqueeze(1), weight, pixels.transpose(1, 2))
 
 
 class ConvClustering(nn.Module):

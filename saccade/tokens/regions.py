@@ -77,7 +77,7 @@ class RegionAdjuster(nn.Module):
     def __init__(self, dim: int, axes: int = 2):
         super().__init__()
         self.norm = TokenNorm(dim)
-        self.to_delta = nn.Linear(dim, 2 * axes, bias=False)
+        self.to_delta = Linear(dim, 2 * axes, bias=False)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -104,7 +104,7 @@ class PointPlacer(nn.Module):
         self.scale = scale
         self.eps = eps
         self.norm = TokenNorm(dim)
-        self.to_offset = nn.Linear(dim, points * axes, bias=False)
+        self.to_offset = Linear(dim, points * axes, bias=False)
         self.grid = nn.Parameter(torch.empty(points * axes))
         self.init_weights()
 

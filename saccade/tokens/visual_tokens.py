@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from saccade.kernels.token_attention import ask_pixels
 from saccade.layers.attention import tokens_ask
 from saccade.layers.grid import to_pixels
-from saccade.layers.linear import LinearNorm, ListNorm, pixel_linear
+from saccade.layers.linear import Linear, LinearNorm, ListNorm, pixel_linear
 from saccade.tokens.trace import AssignmentTrace
 
 
@@ -38,7 +38,7 @@ class FilterTokenizer(nn.Module):
     ):
         super().__init__()
         self.scale = pixel_dim**-0.5 if scale else 1.0
-        self.to_score = nn.Linear(pixel_dim, num_tokens, bias=False)
+        self.to_score = Linear(pixel_dim, num_tokens, bias=False)
         nn.init.normal_(self.to_score.weight, std=1.0 if scale else pixel_dim**-0.5)  # scores as large as the pixels
         self.to_value = pixel_linear(pixel_dim, pixel_dim, value_groups, norm) if value_groups else nn.Identity()
         self.to_token = TokenMap(pixel_dim, token_dim, norm)
