@@ -105,11 +105,11 @@ if HAS_TRITON:
             query = tl.load(q_pointer + at, mask=known, other=0.0)
             g = tl.load(g_pointer + at, mask=known, other=0.0)
             powers, share = _weights(query, key, steepness, KEYS, K, PRECISION)
-            weights = (powers * share).to(g.dtype)  # half as many registers, of which there are just enough
-            to_value = tl.dot(tl.trans(weights), g, to_value, input_precision=PRECISION)
+            weights = powers * share
+            to_value = tl.dot(tl.trans(weights.to(g.dtype)), g, to_value, input_precision=PRECISION)
             to_weights = tl.dot(g, tl.trans(value), input_precision=PRECISION)
-            level = tl.sum(weights.to(tl.float32) * to_weights, 1)[:, None]
-            to_scores = (weights.to(tl.float32) * (to_weights - level)).to(query.dtype)  # before they are scaled
+            level = tl.sum(weights * to_weights, 1)[:, None]
+            to_scores = (weights * (to_weights - level)).to(query.dtype)  # before they are scaled
             to_key = tl.dot(tl.trans(to_scores), query, to_key, input_precision=PRECISION)
             to_query = tl.dot(to_scores, key, input_precision=PRECISION) * scale
             tl.store(dq_pointer + at, to_query.to(dq_pointer.dtype.element_ty), mask=known)
