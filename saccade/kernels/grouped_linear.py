@@ -83,7 +83,8 @@ if HAS_TRITON:
     def _tile(inputs: int, outputs: int, exact: bool) -> dict[str, int]:
         """Rows at once, channels in and out, threads."""
         wide, to = (max(16, power_of_2(number)) for number in (inputs, outputs))
-        return dict(I=wide, O=to, ROWS=32 if exact else 128, num_warps=8 if wide + to > 128 else 4)
+        rows = 32 if exact else 64 if wide + to > 128 else 128
+        return dict(I=wide, O=to, ROWS=rows, num_warps=4)
 
     @planned
     def _multiplying(
@@ -98,6 +99,7 @@ if HAS_TRITON:
     def _weighing(rows: int, groups: int, inputs: int, outputs: int, exact: bool) -> tuple[int, Launch]:
         """Programs that share the rows of a group, and their launch."""
         tile = _tile(inputs, outputs, exact) | dict(ROWS=32 if exact else 64, num_stages=3)
+        tile["num_warps"] = 8 if tile["I"] + tile["O"] > 128 else 4
         share = max(1, min(parts(rows, tile["ROWS"]), PROGRAMS // groups))
         numbers, precision = dict(IN=inputs, OUT=outputs), "ieee" if exact else "tf32"
         return share, Launch(_weight_kernel, (groups, share), rows, groups, **numbers, PRECISION=precision, **tile)
