@@ -6,7 +6,6 @@ import torch
 
 # Small steps that do not wait for one another, in one launch. A model under autocast casts its weights, hundreds of
 # them, at every call, in launches that take longer than the work in them.
-# Their tiles are searched for: with the default ones such launches lose what they win (bench/NOTES.md).
 TOGETHER = {"combo_kernels": True, "combo_kernels_pointwise_only": True}
 
 

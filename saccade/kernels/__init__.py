@@ -21,7 +21,8 @@ COMPILED = (
     "linear_gelu", "conv_relu", "to_blocks", "few_keys", "stem_conv", "pool", "first_conv", "depthwise_wide",
     "token_attention", "grouped_linear", "pixel_softmax",
 )  # fmt: skip
-WRITTEN_FOR = (torch.float32, torch.bfloat16, torch.float16)
+HALVES = (torch.bfloat16, torch.float16)
+WRITTEN_FOR = (torch.float32, *HALVES)
 _switch = {"on": True, "compiled": COMPILED}
 
 

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
+from saccade.kernels import HALVES
+
 MOST = 2**31  # values of a map; beyond, the library cuts the batch, which it does not do for these
 # AMD's library answers to the same names, and has not been tried. Asked once: compilers cannot follow the question.
 THERE = torch.version.hip is None and torch.backends.cudnn.is_available()
@@ -29,7 +31,7 @@ def suits(features: Tensor, weight: Tensor, bias: Tensor | None, shortcut: Tenso
 
 def suits_shape(features: Tensor, weight: Tensor) -> bool:
     """Whether maps of this size, in this type, can go through a weight of this shape."""
-    if features.dtype not in (torch.bfloat16, torch.float16) or not available(features):
+    if features.dtype not in HALVES or not available(features):
         return False
     eights = weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0
     return eights and max(weight.shape[:2]) * (features.numel() // features.shape[1]) < MOST

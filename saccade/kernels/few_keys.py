@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON, learns
+from saccade.kernels import HALVES, HAS_TRITON, learns
 from saccade.kernels.known import describe
 from saccade.kernels.launch import Launch, planned
 from saccade.kernels.sizes import parts, power_of_2
@@ -23,7 +23,7 @@ PROGRAMS = (528, 256)  # there and back: four for every multiprocessor of an H20
 def are_few(query: Tensor, key_value: Tensor, num_heads: int) -> bool:
     """Whether the keys are few, the heads of at most 64 channels, and all in half precision, in one piece."""
     width = query.shape[-1] // num_heads
-    half = query.dtype == key_value.dtype and query.dtype in (torch.bfloat16, torch.float16)
+    half = query.dtype == key_value.dtype and query.dtype in HALVES
     fits = key_value.shape[1] <= MOST and 16 <= width <= WIDEST
     return half and fits and query.is_contiguous() and key_value.is_contiguous()
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON, learns
+from saccade.kernels import HALVES, HAS_TRITON, learns
 from saccade.kernels.known import describe
 from saccade.kernels.launch import Launch, planned
 from saccade.kernels.sizes import power_of_2
@@ -19,7 +19,6 @@ from saccade.kernels.sizes import power_of_2
 ASKING = 32  # tokens that ask, at most
 ASKED = 256  # vectors that are asked, at most
 WIDEST = 64  # channels of a head
-HALVES = (torch.bfloat16, torch.float16)
 
 
 def is_small(asking: int, asked: int, *widths: int) -> bool:

@@ -18,7 +18,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-HALVES = (torch.bfloat16, torch.float16)
+from saccade.kernels import HALVES
+
 KIND = "cuda"  # of devices on which it helps
 _kind = attrgetter("dtype", "device")
 
@@ -31,8 +32,8 @@ _here = _Here()
 
 
 def halved(weight: Tensor | None) -> Any:
-    """This weight as it was cast for the pass under way; as it is, where none was."""
-    if torch.compiler.is_compiling():
+    """This weight as it was cast for the pass under way; as it is, where none was, or where somebody learns in it."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return weight
     return _here.casts.get(weight, weight)
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.kernels import allowed, in_type, onednn, suits
+from saccade.kernels import HALVES, allowed, in_type, onednn, suits
 from saccade.kernels import linear as learning
 from saccade.kernels import linear_gelu as kernels
 from saccade.kernels.grouped_linear import are_narrow, grouped_linear
@@ -14,7 +14,6 @@ from saccade.layers.batch_norm import fused_norm, heard, learns_fused
 from saccade.layers.casts import halved
 from saccade.layers.kept import in_form
 
-HALVES = (torch.bfloat16, torch.float16)
 MANY = 2048  # rows from which on the gradient of a bias is worth a kernel
 
 
@@ -72,7 +71,7 @@ def linear_whole(layer: nn.Linear, vectors: Tensor) -> Tensor:
 def left_whole(layer: nn.Module, vectors: Tensor) -> bool:
     """Whether this is half precision on a GPU, in a plain layer that nobody listens to."""
     plain = type(layer) in (nn.Linear, Linear) and layer.bias is not None and not heard((layer,))
-    return plain and isinstance(vectors, Tensor) and suits(vectors) and in_use(vectors) in HALVES
+    return plain and suits(vectors) and in_use(vectors) in HALVES
 
 
 def in_use(vectors: Tensor) -> torch.dtype:
@@ -213,7 +212,7 @@ def fixed_linear(vectors: Tensor, weight: Tensor, bias: Tensor, groups: int, fro
     if groups == 1:
         return F.linear(vectors, weight, bias).unsqueeze(2)
     if not torch.jit.is_scripting():
-        if are_groups(vectors, weight) and suits_whole(vectors):
+        if suits_whole(vectors) and are_groups(vectors, weight):
             found = narrow(vectors, in_type(weight, in_use(vectors)), in_type(bias, in_use(vectors)))
             return found.unflatten(2, (groups, -1))
         if suits_whole(vectors):
@@ -225,12 +224,12 @@ def fixed_linear(vectors: Tensor, weight: Tensor, bias: Tensor, groups: int, fro
 
 def suits_whole(vectors: Tensor) -> bool:
     """Whether one large product is faster than one a group: the units for half precision of a GPU wait for memory."""
-    return isinstance(vectors, Tensor) and suits(vectors) and in_use(vectors) in HALVES
+    return suits(vectors) and in_use(vectors) in HALVES
 
 
 def are_groups(vectors: Tensor, weight: Tensor) -> bool:
     """Whether the kernel for narrow groups may take these."""
-    return isinstance(vectors, Tensor) and allowed("grouped_linear") and are_narrow(vectors, weight)
+    return allowed("grouped_linear") and are_narrow(vectors, weight)
 
 
 def narrow(vectors: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

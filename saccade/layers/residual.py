@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.kernels import allowed, blocks, cudnn, suits
+from saccade.kernels import HALVES, allowed, blocks, cudnn, suits
 from saccade.kernels import epilogue as epilogues
 from saccade.kernels import norm_relu as kernels
 from saccade.kernels import pool as pooling
@@ -14,7 +14,7 @@ from saccade.kernels.pool import PixelNorm
 from saccade.layers.batch_norm import ChannelAffine, heard, plain
 from saccade.layers.casts import halved
 from saccade.layers.kept import in_form
-from saccade.layers.linear import HALVES, in_use
+from saccade.layers.linear import in_use
 from saccade.layers.norm import adds_inside, bias_norm
 
 NORMS = (nn.BatchNorm2d, ChannelAffine, nn.Identity)  # the last two are what a folded norm leaves

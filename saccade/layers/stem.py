@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from saccade.kernels import allowed, suits
+from saccade.kernels import HALVES, allowed, suits
 from saccade.kernels import first_conv as kernels
 from saccade.layers.batch_norm import ChannelAffine, heard
-from saccade.layers.linear import HALVES, in_use
+from saccade.layers.linear import in_use
 from saccade.layers.residual import conv_act_norm, fits_inference, fixed
 
 

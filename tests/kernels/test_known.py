@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import custom_op
 
 from saccade.kernels import HAS_TRITON, known
@@ -55,8 +56,16 @@ def test_a_compiler_of_another_year_makes_its_note(monkeypatch, problem):
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="the operators are Triton's")
-def test_what_stands_behind_a_resnet_is_described():
+def test_what_stands_behind_a_resnet_is_introduced(monkeypatch):
     from saccade.kernels import few_keys, grouped_linear, token_attention
 
-    ops = grouped_linear._op, few_keys._op, token_attention._pixels_op, token_attention._tokens_op
-    assert all("describe" in op._abstract_fn.__qualname__ for op in ops)
+    met = []
+    monkeypatch.setattr(known, "NOTES", True)
+    monkeypatch.setattr(known, "introduce", lambda overload: met.append(overload.name()))
+    with FakeTensorMode():
+        rows, tokens, both = torch.empty(6, 32), torch.empty(1, 6, 32), torch.empty(1, 9, 64)
+        assert grouped_linear._op(rows, torch.empty(2, 16, 32), None).shape == (6, 64)
+        assert few_keys._op(tokens, both, 2, 0.25).shape == (1, 6, 32)
+        assert token_attention._pixels_op(tokens, both, 2, 0.25).shape == (1, 6, 32)
+        assert token_attention._tokens_op(torch.empty(1, 6, 64), tokens, 2).shape == (1, 6, 32)
+    assert [name.split("::")[1] for name in met] == ["grouped_linear", "few_keys", "ask_pixels", "ask_each_other"]

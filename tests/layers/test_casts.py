@@ -128,6 +128,18 @@ def test_without_autocast_nothing_is_cast(here, small):
     assert model.seen is model.fc.weight
 
 
+def test_who_learns_inside_a_pass_meets_the_weight_itself(here):
+    class Learns(Small):
+        def forward(self, x):
+            with torch.enable_grad():
+                return super().forward(x)
+
+    model = Learns().to(DEVICE)
+    answer(model, torch.randn(5, 4, device=DEVICE)).float().sum().backward()
+    assert model.seen is model.fc.weight
+    assert model.fc.weight.grad is not None
+
+
 def test_in_inference_mode_and_behind_it(here, small):
     model, x = small
     with torch.inference_mode(), torch.autocast(DEVICE, torch.bfloat16):
