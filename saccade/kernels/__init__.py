@@ -19,7 +19,7 @@ from saccade.kernels.launch import HAS_TRITON
 COMPILED = (
     "layer_norm", "depthwise_post", "depthwise", "super_tokens", "short_attention", "place", "sample", "mix", "linear",
     "linear_gelu", "conv_relu", "to_blocks", "few_keys", "stem_conv", "pool", "first_conv", "depthwise_wide",
-    "token_attention", "grouped_linear", "pixel_softmax",
+    "token_attention", "grouped_linear", "pixel_softmax", "averages",
 )  # fmt: skip
 HALVES = (torch.bfloat16, torch.float16)
 WRITTEN_FOR = (torch.float32, *HALVES)
@@ -80,6 +80,11 @@ def learns(*tensors: Tensor | None) -> bool:
 def in_type(values: Tensor, dtype: torch.dtype) -> Tensor:
     """values.to(dtype); where they have it already, the dispatcher is not asked."""
     return values if values.dtype == dtype else values.to(dtype)
+
+
+def plain(values: Tensor) -> Tensor:
+    """As large as these, contiguous, with nothing in it."""
+    return torch.empty_like(values, memory_format=torch.contiguous_format)
 
 
 def in_order_of(x: Tensor, g: Tensor) -> Tensor:

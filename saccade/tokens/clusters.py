@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.kernels import allowed, suits
+from saccade.kernels.averages import are_fours, averages, averages_twin
 from saccade.kernels.pixel_softmax import is_held, pixel_softmax, pixel_softmax_twin
 from saccade.layers.casts import halved
 from saccade.layers.depthwise import wide_conv_gelu
@@ -26,6 +27,14 @@ def over_pixels(scores: Tensor) -> Tensor:
         if suits(scores) and allowed("pixel_softmax") and is_held(scores):
             return pixel_softmax(scores)
     return pixel_softmax_twin(scores)
+
+
+def averaged(assignment: Tensor, pixels: Tensor) -> Tensor:
+    """assignment (B, M, N), pixels (B, N, C) -> tokens (B, M, C)."""
+    if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
+        if suits(assignment, pixels) and allowed("averages") and are_fours(assignment, pixels):
+            return averages(assignment, pixels)
+    return averages_twin(assignment, pixels)
 
 
 class ToScore(nn.Linear):
@@ -105,7 +114,7 @@ class ClusterTokenizer(nn.Module):
         if scores is None:
             raise ValueError("this tokenizer has no clustering of its own: call it with scores (B, M, N).")
         assignment = over_pixels(scores)
-        return self.norm(torch.bmm(assignment, to_pixels(features))), assignment, scores
+        return self.norm(averaged(assignment, to_pixels(features))), assignment, scores
 
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> AssignmentTrace:
         """What one call of this module says about pixels and tokens."""
@@ -125,4 +134,4 @@ class SharedTokenizer(nn.Module):
         """features (B, C, H, W), assignment (B, M, N) -> tokens (B, M, C), the same assignment."""
         if assignment is None:
             raise ValueError("no earlier block made an assignment to share; call it with assignment (B, M, N).")
-        return self.norm(torch.bmm(assignment, to_pixels(features))), assignment
+        return self.norm(averaged(assignment, to_pixels(features))), assignment

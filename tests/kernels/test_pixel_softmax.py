@@ -1,4 +1,4 @@
-"""Softmax over pixels against the library, forward and backward, at odd lengths, and where its rows lie."""
+"""Softmax over pixels against the library, forward and backward, at odd lengths."""
 
 import pytest
 import torch
@@ -13,9 +13,7 @@ from saccade.tokens.clusters import ClusterTokenizer, LinearClustering
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the kernel runs in Triton's interpreter
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # which NumPy, and so the interpreter, has
-LENGTHS = [(1, 8), (5, 8), (16, 16), (49, 56), (196, 200)] + (
-    [(3136, 3136), (16384, 16384)] if DEVICE == "cuda" else []
-)
+LENGTHS = [1, 5, 16, 49, 196] + ([3136, 16384] if DEVICE == "cuda" else [])
 
 
 def error(a, b):
@@ -23,13 +21,13 @@ def error(a, b):
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (HALF, 1e-2)])
-@pytest.mark.parametrize(("length", "step"), LENGTHS)
-def test_equals_its_twin_there_and_back(length, step, dtype, most):
+@pytest.mark.parametrize("length", LENGTHS)
+def test_equals_its_twin_there_and_back(length, dtype, most):
     torch.manual_seed(length)
     scores = (3 * torch.randn(2, 3, length, device=DEVICE)).to(dtype).requires_grad_()
     g = torch.randn(2, 3, length, device=DEVICE).to(dtype)
     ours, exact = kernels._Softmax.apply(scores), kernels.pixel_softmax_twin(scores.double())
-    assert (ours.dtype, ours.stride()) == (dtype, (3 * step, step, 1))
+    assert (ours.dtype, ours.stride()) == (dtype, (3 * length, length, 1))
     assert error(ours, exact) < most
     (back,), (exact_back,) = torch.autograd.grad(ours, scores, g), torch.autograd.grad(exact, scores, g.double())
     assert (back - exact_back).abs().max() < most * g.abs().max()
@@ -49,20 +47,22 @@ def test_the_operator_is_sound():
     torch.library.opcheck(kernels._op, (torch.randn(2, 3, 5, requires_grad=True, device=DEVICE),))
 
 
-def test_a_compiler_is_told_of_the_gaps():
+def test_a_compiler_takes_it():
     run = torch.compile(kernels.pixel_softmax, backend="aot_eager", fullgraph=True)
     scores = torch.randn(2, 3, 12, device=DEVICE)
-    assert run(scores).stride() == (48, 16, 1)
+    assert run(scores).stride() == (36, 12, 1)
     assert torch.equal(run(scores), kernels._softmax(scores))
 
 
 def test_a_gradient_takes_the_answer_as_it_comes():
-    """Without gaps, as a compiler may hand it on."""
+    """In whatever order a compiler hands it on."""
     scores, g = torch.randn(2, 3, 12, device=DEVICE), torch.randn(2, 3, 12, device=DEVICE)
     found = kernels._softmax(scores)
     assert torch.equal(
         kernels._gradient(g, found),
-        kernels._gradient(g.transpose(0, 1).contiguous().transpose(0, 1), found.contiguous()),
+        kernels._gradient(
+            g.transpose(0, 1).contiguous().transpose(0, 1), found.transpose(1, 2).contiguous().transpose(1, 2)
+        ),
     )
 
 
@@ -85,6 +85,5 @@ def test_a_tokenizer_takes_it_and_says_the_same(monkeypatch):
     plain = learn()
     monkeypatch.setattr(clusters, "suits", lambda *tensors: True)
     ours = learn()
-    assert (plain[1].stride(), ours[1].stride()) == ((45, 9, 1), (80, 16, 1))
     for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
