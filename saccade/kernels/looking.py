@@ -8,8 +8,6 @@ Their twins are `adjust` and `spread_points`, `sample`, and `sample_and_mix`, of
 images only. Compilers take the last two as operators they do not look into; `place` they make from its twin.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -17,6 +15,7 @@ from saccade.kernels import HAS_TRITON, in_type
 from saccade.kernels.launch import Launch, planned
 from saccade.kernels.sizes import parts, power_of_2
 
+PROGRAMS = 528  # that add up the gradient of a grid, four for every multiprocessor of an H200
 MIXED, WARPS = 16, 4  # points of a token that `mix` works on at once, and with how many warps
 
 if HAS_TRITON:
@@ -187,6 +186,49 @@ if HAS_TRITON:
         spread = 3 * (tl.sqrt(tl.sum(offset * offset, 0) / (points - 1)) + eps)
         tl.store(q_pointer + (token * points + p) * 2 + axis, centre + scale * (offset / spread) * size, mask=held)
 
+    @triton.jit
+    def _place_backward_kernel(
+        h_pointer, f_pointer, d_pointer, r_pointer, o_pointer, g_pointer, gd_pointer, gr_pointer, go_pointer,
+        gg_pointer, tokens, points, scale, eps, limit, P: tl.constexpr,
+    ):  # fmt: skip
+        """One axis of some tokens, back: from h of the regions and f of the points to gd of the deltas, gr of the old
+        regions, go of the offsets, and gg of their grid, added up over the program's tokens.
+        """
+        axis, p = tl.program_id(1), tl.arange(0, P)
+        held = p < points
+        grid = tl.load(g_pointer + p * 2 + axis, mask=held, other=0.0).to(tl.float32)
+        to_grid = tl.zeros((P,), tl.float32)
+        for one in range(tl.program_id(0), tokens, tl.num_programs(0)):
+            corner = one * 4 + axis
+            place = (one * points + p) * 2 + axis
+            size = tl.load(r_pointer + corner + 2) - tl.load(r_pointer + corner)
+            shift = tl.load(d_pointer + corner).to(tl.float32)
+            growth = tl.load(d_pointer + corner + 2).to(tl.float32)
+            grown = tl.exp(tl.minimum(tl.maximum(growth, -limit), limit))
+            offset = tl.load(o_pointer + place, mask=held, other=0.0).to(tl.float32) + grid
+            offset = tl.where(held, offset - tl.sum(tl.where(held, offset, 0.0), 0) / points, 0.0)
+            deviation = tl.sqrt(tl.sum(offset * offset, 0) / (points - 1))
+            spread = 3 * (deviation + eps)
+            g = tl.load(f_pointer + place, mask=held, other=0.0)
+            g_low, g_high = tl.load(h_pointer + corner), tl.load(h_pointer + corner + 2)
+            along = tl.sum(g * offset, 0) * scale / spread  # what a larger region would move the points by
+            to_centre = g_low + g_high + tl.sum(g, 0)
+            to_grown = (g_high - g_low) / 2 + along
+            to_size = to_centre * shift + to_grown * grown
+            tl.store(gd_pointer + corner, (to_centre * size).to(gd_pointer.dtype.element_ty))
+            free = (growth >= -limit) & (growth <= limit)
+            to_growth = tl.where(free, to_grown * grown * size, 0.0)
+            tl.store(gd_pointer + corner + 2, to_growth.to(gd_pointer.dtype.element_ty))
+            tl.store(gr_pointer + corner, to_centre / 2 - to_size)
+            tl.store(gr_pointer + corner + 2, to_centre / 2 + to_size)
+            g = g * (scale * size * grown / spread)
+            g = tl.where(held, g - tl.sum(g, 0) / points, 0.0)
+            steep = 3 * along * size * grown / (spread * (points - 1))  # of the spread, which divides all offsets
+            g -= steep * offset / tl.where(deviation > 0, deviation, 1.0)  # equal offsets are zero
+            tl.store(go_pointer + place, g.to(go_pointer.dtype.element_ty), mask=held)
+            to_grid += g
+        tl.store(gg_pointer + (tl.program_id(0) * points + p) * 2 + axis, to_grid, mask=held)
+
     def _block(number: int) -> int:
         return max(16, power_of_2(number))
 
@@ -214,6 +256,13 @@ if HAS_TRITON:
     @planned
     def _placing(count: int, points: int, scale: float, eps: float, limit: float) -> Launch:
         return Launch(_place_kernel, (count, 2), points, scale, eps, limit, P=_block(points))
+
+    @planned
+    def _placing_back(count: int, points: int, scale: float, eps: float, limit: float) -> tuple[int, Launch]:
+        """Programs along each axis, and their launch."""
+        programs = min(PROGRAMS, count)
+        numbers = count, points, scale, eps, limit
+        return programs, Launch(_place_backward_kernel, (programs, 2), *numbers, P=_block(points), num_warps=1)
 
     def _sample(x: Tensor, points: Tensor) -> Tensor:
         x, points = x.contiguous(), points.contiguous()
@@ -262,6 +311,19 @@ if HAS_TRITON:
         start(deltas.contiguous(), regions.contiguous(), offsets.contiguous(), grid, new, places)
         return new, places
 
+    def _place_gradients(
+        to_regions: Tensor, to_points: Tensor, deltas: Tensor, regions: Tensor, offsets: Tensor, grid: Tensor,
+        scale: float, eps: float, limit: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """Of deltas, regions, offsets and grid."""
+        points = grid.numel() // 2
+        programs, start = _placing_back(regions.shape[0] * regions.shape[1], points, scale, eps, limit)
+        deltas, regions, offsets = deltas.contiguous(), regions.contiguous(), offsets.contiguous()
+        found = torch.empty_like(deltas), torch.empty_like(regions), torch.empty_like(offsets)
+        partial = torch.empty(programs, 2 * points, dtype=torch.float32, device=grid.device)
+        start(to_regions.contiguous(), to_points.contiguous(), deltas, regions, offsets, grid, *found, partial)
+        return *found, in_type(partial.sum(0), grid.dtype)
+
     _sample_op = custom_op("saccade::sample", _sample, mutates_args=())
     _sample_gradients_op = custom_op("saccade::sample_backward", _sample_gradients, mutates_args=())
     _mix_op = custom_op("saccade::mix", _mix, mutates_args=())
@@ -298,25 +360,16 @@ if HAS_TRITON:
     _sample_op.register_autograd(_sample_backward, setup_context=_save_sample)
 
     class _Place(torch.autograd.Function):
-        """Fused forward; backward through the twin, computed again."""
-
         @staticmethod
-        def forward(ctx, twin, deltas, regions, offsets, grid, scale: float, eps: float, limit: float):
+        def forward(ctx, deltas, regions, offsets, grid, scale: float, eps: float, limit: float):
             ctx.save_for_backward(deltas, regions, offsets, grid)
-            ctx.twin, ctx.constants = twin, (scale, eps)
+            ctx.constants = scale, eps, limit
             return _place(deltas, regions, offsets, grid, scale, eps, limit)
 
         @staticmethod
+        @torch.autograd.function.once_differentiable
         def backward(ctx, g_regions: Tensor, g_points: Tensor):
-            inputs = [value.detach() for value in ctx.saved_tensors]
-            wanted = [i for i in range(4) if ctx.needs_input_grad[i + 1]]
-            for i in wanted:
-                inputs[i].requires_grad_()
-            with torch.enable_grad():
-                outputs = ctx.twin(*inputs, *ctx.constants)
-            found = torch.autograd.grad(outputs, [inputs[i] for i in wanted], (g_regions, g_points), allow_unused=True)
-            gradients = dict(zip(wanted, found, strict=True))
-            return None, *(gradients.get(i) for i in range(4)), None, None, None
+            return *_place_gradients(g_regions, g_points, *ctx.saved_tensors, *ctx.constants), None, None, None
 
 
 def sample(x: Tensor, points: Tensor) -> Tensor:
@@ -341,18 +394,9 @@ def mixes(*matrices: Tensor) -> bool:
 
 
 def place(
-    twin: Callable[..., tuple[Tensor, Tensor]],
-    deltas: Tensor,
-    regions: Tensor,
-    offsets: Tensor,
-    grid: Tensor,
-    scale: float,
-    eps: float,
-    limit: float = 8.0,
+    deltas: Tensor, regions: Tensor, offsets: Tensor, grid: Tensor, scale: float, eps: float, limit: float = 8.0
 ) -> tuple[Tensor, Tensor]:
     """deltas (B, M, 4), regions (B, M, 4), offsets (B, M, 2 P) and their grid (2 P)
-    -> regions (B, M, 4), points (B, M, P, 2). `twin` is the same by the library, for the way back, which compilers
-    do not have."""
-    if torch.compiler.is_compiling():
-        return _place_op(deltas, regions.contiguous(), offsets, grid, scale, eps, limit)
-    return _Place.apply(twin, deltas, regions.contiguous(), offsets, grid, scale, eps, limit)
+    -> regions (B, M, 4), points (B, M, P, 2). Compilers have no way back through it."""
+    run = _place_op if torch.compiler.is_compiling() else _Place.apply
+    return run(deltas, regions.contiguous(), offsets, grid, scale, eps, limit)

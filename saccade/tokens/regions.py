@@ -123,7 +123,7 @@ class PointPlacer(nn.Module):
     def place(self, tokens: Tensor, deltas: Tensor, regions: Tensor) -> tuple[Tensor, Tensor]:
         """Adjust the regions by the deltas (B, M, 4) first; both in one kernel -> regions, points."""
         offsets = self.to_offset(self.norm(tokens))
-        return kernels.place(adjust_and_spread, deltas, regions, offsets, self.grid, self.scale, self.eps)
+        return kernels.place(deltas, regions, offsets, self.grid, self.scale, self.eps)
 
 
 class FixedPoints(nn.Module):
@@ -282,15 +282,6 @@ def learns_at_once(features: Tensor, points: Tensor, weights: Tensor) -> bool:
 def _small(features: Tensor, points: Tensor) -> bool:
     """Whether these are images, and matrices small enough for a chip."""
     return points.shape[-1] == 2 and points.shape[2] <= 64 and features.shape[1] <= 128
-
-
-def adjust_and_spread(
-    deltas: Tensor, regions: Tensor, offsets: Tensor, grid: Tensor, scale: float, eps: float
-) -> tuple[Tensor, Tensor]:
-    """deltas and regions (B, M, 4), offsets (B, M, 2 P), grid (2 P) -> regions (B, M, 4), points (B, M, P, 2)."""
-    regions = adjust(regions, deltas.to(regions.dtype))
-    offsets = (offsets.to(regions.dtype) + grid).unflatten(2, (-1, 2))
-    return regions, spread_points(offsets, regions, scale, eps)
 
 
 def spread_points(offsets: Tensor, regions: Tensor, scale: float, eps: float) -> Tensor:

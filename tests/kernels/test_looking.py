@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from saccade.kernels import HAS_TRITON, looking
+from saccade.kernels.launch import forget_plans
+from saccade.layers.boxes import adjust
 from saccade.layers.sampling import sample
-from saccade.tokens.regions import adjust_and_spread, sample_and_mix
+from saccade.tokens.regions import sample_and_mix, spread_points
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the kernel runs in Triton's interpreter
@@ -71,21 +73,45 @@ def test_matrices_shared_by_all_tokens_are_read_too():
     assert not looking.mixes(shared.transpose(2, 3))
 
 
-@pytest.mark.parametrize("points", [9, 36])
-def test_place_equals_its_twin(points):
-    deltas, offsets, grid = values(2, 3, 4) * 2, values(2, 3, 2 * points), values(2 * points)
-    regions = torch.tensor([0.1, 0.2, 0.7, 0.9], device=DEVICE).repeat(2, 3, 1)
-    deltas[0, 0, 2] = 50  # beyond the limit of growth
-    inputs = [value.requires_grad_() for value in (deltas, regions, offsets, grid)]
+def placed(deltas, regions, offsets, grid, scale, eps):
+    """What `looking.place` computes, by the library."""
+    regions = adjust(regions, deltas.to(regions.dtype))
+    offsets = (offsets.to(regions.dtype) + grid).unflatten(2, (-1, 2))
+    return regions, spread_points(offsets, regions, scale, eps)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (HALF, 1e-2)])
+@pytest.mark.parametrize(("tokens", "points", "scale"), [(3, 9, 1.0), (5, 36, 0.5), (19, 4, 1.0)])
+def test_place_equals_its_twin(tokens, points, scale, dtype, tolerance, monkeypatch):
+    monkeypatch.setattr(looking, "PROGRAMS", 4)  # so that each has several tokens
+    forget_plans()
+    deltas, offsets = values(2, tokens, 4, dtype=dtype) * 2, values(2, tokens, 2 * points, dtype=dtype)
+    regions = torch.tensor([0.1, 0.2, 0.7, 0.9], device=DEVICE).repeat(2, tokens, 1) + 0.05 * values(2, tokens, 4)
+    deltas[0, 0, 2], deltas[0, 1, 3] = 50, -50  # beyond the limit of growth
+    inputs = [value.requires_grad_() for value in (deltas, regions, offsets, values(2 * points))]
     exact = [value.detach().double().requires_grad_() for value in inputs]
-    ours = looking.place(adjust_and_spread, *inputs, 1.0, 1e-5)
-    twin = adjust_and_spread(*exact, 1.0, 1e-5)
+    ours, twin = looking.place(*inputs, scale, 1e-5), placed(*exact, scale, 1e-5)
     for a, b in zip(ours, twin, strict=True):
         assert error(a, b) < 1e-5
     g = [values(*value.shape) for value in ours]
-    for a, b in zip(
-        torch.autograd.grad(ours, inputs, g),
-        torch.autograd.grad(twin, exact, [value.double() for value in g]),
-        strict=True,
-    ):
-        assert error(a, b) < 1e-5
+    for some in (g, [g[0], torch.zeros_like(g[1])], [torch.zeros_like(g[0]), g[1]]):
+        found = torch.autograd.grad(ours, inputs, some, retain_graph=True)
+        wanted = torch.autograd.grad(twin, exact, [value.double() for value in some], retain_graph=True)
+        for value, a, b in zip(inputs, found, wanted, strict=True):
+            assert a.dtype == value.dtype
+            assert error(a, b) < tolerance
+    forget_plans()
+
+
+def test_points_in_one_place_have_no_slope():
+    """The library's deviation of equal values has none either."""
+    regions = torch.tensor([[[0.1, 0.2, 0.7, 0.9]]], device=DEVICE)
+    offsets = torch.full((1, 1, 8), 0.25, device=DEVICE)
+    inputs = [value.requires_grad_() for value in (torch.zeros(1, 1, 4, device=DEVICE), regions, offsets)]
+    grid = torch.zeros(8, device=DEVICE)
+    gradients = [
+        torch.autograd.grad(place(*inputs, grid, 1.0, 1e-2)[1].square().sum(), inputs)
+        for place in (looking.place, placed)
+    ]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
