@@ -29,6 +29,7 @@ MODELS = (*OURS, *THEIRS)
 SCALED = ("sparseformer_tiny", "paca_small", "svit_small", "swin_tiny_patch4_window7_224", "deit_small_patch16_224")
 SCALING = (224, 448, 640, 1024)
 FEW = (*OURS, "resnet50", "swin_tiny_patch4_window7_224")  # compiling takes its time
+TURN = 0.5  # seconds: the first launches of a turn wait for a host that was busy with another model
 COLUMNS = {  # what is compiled has its launches recorded, too: mode="reduce-overhead"
     "eager": dict(),
     "CUDA graph": dict(cuda_graph=True),
@@ -51,7 +52,7 @@ def case(model: str, size: int = 224, batch: int = 128, **how) -> Case:
 def run_column(cases: list[Case], ceiling, rounds: int) -> tuple[list[dict], list[str]]:
     """Rows of the cases that work, and what the others said."""
     try:
-        rows = [found.to_dict() for found in measure(cases, rounds, 0.1, ceiling)]
+        rows = [found.to_dict() for found in measure(cases, rounds, TURN, ceiling)]
         return rows, []
     except Exception as problem:
         traceback.print_exc()
@@ -79,7 +80,7 @@ def save(path: Path, rows: list[dict], ceiling, notes: list[str]) -> None:
     path.write_text(json.dumps(document, indent=1))
 
 
-def table(out: Path, deadline: float, columns: list[str], rounds: int) -> None:
+def table(out: Path, deadline: float, columns: list[str], rounds: int, models: list[str]) -> None:
     """Every column in a process of its own, so that nothing another one left behind is in the way of its Python."""
     ceiling = measure_ceiling("cuda", torch.bfloat16)
     print(f"ceiling {ceiling.tflops:.0f} TFLOP/s, copy {ceiling.gbytes:.0f} GB/s", flush=True)
@@ -90,21 +91,22 @@ def table(out: Path, deadline: float, columns: list[str], rounds: int) -> None:
             continue
         start, part = time.time(), out / "column.json"
         part.unlink(missing_ok=True)
-        subprocess.run([sys.executable, __file__, "--column", name, "--out", str(part), "--rounds", str(rounds)])
+        options = ["--out", str(part), "--rounds", str(rounds), "--models", *models]
+        subprocess.run([sys.executable, __file__, "--column", name, *options])
         found = json.loads(part.read_text()) if part.is_file() else {"rows": [], "notes": [f"{name}: stopped"]}
         part.unlink(missing_ok=True)
         rows, notes = rows + found["rows"], notes + found["notes"]
         save(out / "table.json", rows, ceiling, notes)
         print(f"{name}: {time.time() - start:.0f} s", flush=True)
-    if time.time() < deadline:
+    if time.time() < deadline and columns == list(COLUMNS):  # who asks for some columns wants those
         scaling(out, ceiling)
     print(*notes, sep="\n", flush=True)
 
 
-def column(name: str, out: Path, rounds: int) -> None:
+def column(name: str, out: Path, rounds: int, wanted: list[str]) -> None:
     """One column, of all models by turns."""
     ceiling = measure_ceiling("cuda", torch.bfloat16)
-    models = FEW if COLUMNS[name].get("compiled") else MODELS
+    models = [model for model in (FEW if COLUMNS[name].get("compiled") else MODELS) if model in wanted]
     found, failures = run_column([case(model, **COLUMNS[name]) for model in models], ceiling, rounds)
     if any(row["model"] == "resnet50" for row in found):
         add_ratios(found, "resnet50")
@@ -144,10 +146,11 @@ def warm(model: str, column: str) -> None:
         print(f"{model}, {column}: {problem!r}"[:300], flush=True)
 
 
-def warm_all(at_once: int) -> None:
+def warm_all(at_once: int, models: list[str]) -> None:
     """What takes longest goes first: to learn."""
     environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "1"}
-    waiting, running = [(model, column) for column in ("compiled training", "compiled") for model in FEW], []
+    waiting = [(model, name) for name in ("compiled training", "compiled") for model in FEW if model in models]
+    running: list[subprocess.Popen] = []
     while waiting or running:
         running = [process for process in running if process.poll() is None]
         while waiting and len(running) < at_once:
@@ -161,6 +164,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench/results"))
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--column", choices=COLUMNS, help="one column, into the file --out")
@@ -171,13 +175,13 @@ def main() -> None:
     if args.warm_one:
         warm(*args.warm_one)
     elif args.warm:
-        warm_all(args.at_once)
+        warm_all(args.at_once, args.models)
     elif args.column:
-        column(args.column, args.out, args.rounds)
+        column(args.column, args.out, args.rounds, args.models)
     elif args.scaling:
         scaling(args.out)
     else:
-        table(args.out, time.time() + 60 * args.minutes, args.columns, args.rounds)
+        table(args.out, time.time() + 60 * args.minutes, args.columns, args.rounds, args.models)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ if HAS_TRITON:
     @triton.jit
     def _forward_kernel(
         x_pointer, w_pointer, b_pointer, y_pointer, s_pointer, rows, channels, eps,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        KEPT: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
-        """The answer in y, mean and scale (1 / deviation) of every row in s (2, rows).
+        """The answer in y, mean and scale (1 / deviation) of every row in s (2, rows), where they are to be KEPT.
 
         Compilers (torch 2.11) hand numbers over as float64, and then all that they touch would be.
         """
@@ -41,8 +41,9 @@ if HAS_TRITON:
         bias = tl.load(b_pointer + channel, mask=channel < channels, other=0.0).to(tl.float32)
         y = x * scale[:, None] * weight + bias
         tl.store(y_pointer + offset, y.to(y_pointer.dtype.element_ty), mask=mask)
-        tl.store(s_pointer + row, mean, mask=row < rows)
-        tl.store(s_pointer + rows + row, scale, mask=row < rows)
+        if KEPT:
+            tl.store(s_pointer + row, mean, mask=row < rows)
+            tl.store(s_pointer + rows + row, scale, mask=row < rows)
 
     @triton.jit
     def _add_kernel(
@@ -111,9 +112,9 @@ if HAS_TRITON:
         return dict(ROWS=max(1, 2048 // width), CHANNELS=width, num_warps=8 if width < 512 else 4)
 
     @planned
-    def _forwards(rows: int, channels: int, eps: float) -> Launch:
+    def _forwards(rows: int, channels: int, eps: float, kept: bool) -> Launch:
         tile = _tile(channels)
-        return Launch(_forward_kernel, (parts(rows, tile["ROWS"]),), rows, channels, eps, **tile)
+        return Launch(_forward_kernel, (parts(rows, tile["ROWS"]),), rows, channels, eps, KEPT=kept, **tile)
 
     @planned
     def _backwards(rows: int, channels: int) -> tuple[int, Launch]:
@@ -158,8 +159,14 @@ if HAS_TRITON:
         rows = x.numel() // channels
         y = torch.empty_like(x)
         statistics = torch.empty(2, rows, dtype=torch.float32, device=x.device)
-        _forwards(rows, channels, eps)(x, weight, bias, y, statistics)
+        _forwards(rows, channels, eps, True)(x, weight, bias, y, statistics)
         return y, statistics
+
+    def _answer(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """The same without what only gradients need."""
+        channels, y = weight.shape[0], torch.empty_like(x)
+        _forwards(x.numel() // channels, channels, eps, False)(x, weight, bias, y, y)
+        return y
 
     def _gradients(g: Tensor, x: Tensor, weight: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient of x, and (2, C) of weight and bias."""
@@ -226,4 +233,4 @@ def channel_norm(features: Tensor, weight: Tensor, bias: Tensor, eps: float) -> 
 
 
 def _started(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    return _LayerNorm.apply(x, weight, bias, eps) if learns(x, weight, bias) else _forward(x, weight, bias, eps)[0]
+    return _LayerNorm.apply(x, weight, bias, eps) if learns(x, weight, bias) else _answer(x, weight, bias, eps)

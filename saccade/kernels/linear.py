@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON, in_type
+from saccade.kernels import HALVES, HAS_TRITON, in_type
 from saccade.kernels.launch import Launch, planned
 from saccade.kernels.sizes import parts, power_of_2
 
@@ -79,8 +79,14 @@ def _gradients(ctx, g: Tensor):
     rows = g.contiguous().flatten(0, -2)
     to_x, to_weight, to_bias = ctx.dtypes
     g_x = in_type(torch.mm(rows, weight).view(x.shape), to_x) if ctx.needs_input_grad[0] else None
-    g_weight = in_type(torch.mm(rows.t(), x.flatten(0, -2)), to_weight)
-    return g_x, g_weight, in_type(column_sum(rows), to_bias), None
+    return g_x, _weight_gradient(rows, x.flatten(0, -2), to_weight), in_type(column_sum(rows), to_bias), None
+
+
+def _weight_gradient(g: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """g (N, D), x (N, C) -> g' x (D, C); on a GPU the product itself answers in float32, where that is wanted."""
+    if dtype == torch.float32 and g.device.type == "cuda" and g.dtype in HALVES:
+        return torch.mm(g.t(), x, out_dtype=dtype)
+    return in_type(torch.mm(g.t(), x), dtype)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:

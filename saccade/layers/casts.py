@@ -38,6 +38,14 @@ def halved(weight: Tensor | None) -> Any:
     return _here.casts.get(weight, weight)
 
 
+def both_halved(weight: Tensor, bias: Tensor | None) -> Any:
+    """The same of a layer's weight and bias."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return weight, bias
+    casts = _here.casts
+    return (casts.get(weight, weight), casts.get(bias, bias)) if casts else (weight, bias)
+
+
 class CastsTogether(nn.Module):
     """A model whose calls cast the weights of all its linear layers and convolutions together."""
 

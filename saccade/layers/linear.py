@@ -11,10 +11,10 @@ from saccade.kernels import linear as learning
 from saccade.kernels import linear_gelu as kernels
 from saccade.kernels.grouped_linear import are_narrow, grouped_linear
 from saccade.layers.batch_norm import fused_norm, heard, learns_fused
-from saccade.layers.casts import halved
+from saccade.layers.casts import both_halved, halved
 from saccade.layers.kept import in_form
 
-MANY = 2048  # rows from which on the gradient of a bias is worth a kernel
+MANY = 16384  # rows from which on the gradient of a bias is worth a kernel, and the Python around it
 
 
 class Linear(nn.Linear):
@@ -27,7 +27,7 @@ class Linear(nn.Linear):
                 return onednn.linear(input, self.weight, self.bias)
             if learns_in_half(self, input):
                 return learning.linear(input, self.weight, self.bias, in_use(input))
-            return F.linear(input, halved(self.weight), halved(self.bias))
+            return F.linear(input, *both_halved(self.weight, self.bias))
         return F.linear(input, self.weight, self.bias)
 
 
@@ -88,7 +88,8 @@ def products(run: Callable[[Tensor, Tensor, Tensor], Tensor], layer: nn.Linear, 
     """run(rows, weight, bias) in the type in use, (…, C) -> (…, D)."""
     dtype = in_use(vectors)
     rows = in_type(vectors.flatten(0, -2), dtype)
-    weight, bias = in_type(halved(layer.weight), dtype), in_type(halved(layer.bias), dtype)
+    weight, bias = both_halved(layer.weight, layer.bias)
+    weight, bias = in_type(weight, dtype), in_type(bias, dtype)
     return run(rows, weight, bias).view(*vectors.shape[:-1], -1)
 
 

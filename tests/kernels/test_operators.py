@@ -148,7 +148,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from saccade.kernels import layer_norm, short_attention
 
-norm = dict(ROWS=8, CHANNELS=128)
+norm = dict(KEPT=True, ROWS=8, CHANNELS=128)
 heads = dict(ROWS=64, CHANNELS=16, STEP=16, WIDTH=4, EXACT="tf32")
 for kernel, pointers, constants in (
     (layer_norm._forward_kernel, ["*bf16", "*fp32", "*fp32", "*bf16", "*fp32"], norm),
