@@ -4,6 +4,10 @@ Forward and the two products of backward are the library's. Its sum over the row
 of them of a few hundred channels, takes five times as long as reading them does.
 """
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -56,33 +60,41 @@ def column_sum(rows: Tensor) -> Tensor:
     return partial.sum(0)
 
 
+def without_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward pass whose products are of the types it hands them, inside autocast's context too."""
+
+    @wraps(backward)
+    def run(ctx, g: Tensor):
+        kind = g.device.type
+        if not torch.is_autocast_enabled(kind):  # entering a context costs the host more than asking
+            return backward(ctx, g)
+        with torch.autocast(kind, enabled=False):
+            return backward(ctx, g)
+
+    return run
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.dtypes = x.dtype, weight.dtype, bias.dtype
-        x, weight = in_type(x, dtype), in_type(weight, dtype)
-        ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, in_type(bias, dtype))  # in autocast's own type, so autocast leaves them alone
+        ctx.shape, ctx.dtypes = x.shape, (x.dtype, weight.dtype, bias.dtype)
+        rows, weight = in_type(x, dtype).flatten(0, -2), in_type(weight, dtype)
+        ctx.save_for_backward(rows, weight)
+        y = F.linear(rows, weight, in_type(bias, dtype))  # in autocast's own type, so autocast leaves them alone
+        return y.view(*x.shape[:-1], y.shape[1])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
+    @without_autocast
     def backward(ctx, g: Tensor):
-        kind = g.device.type
-        if torch.is_autocast_enabled(kind):  # a backward pass inside its context
-            with torch.autocast(kind, enabled=False):
-                return _gradients(ctx, g)
-        return _gradients(ctx, g)
+        rows, weight = ctx.saved_tensors
+        g = g.contiguous().flatten(0, -2)
+        to_x, to_weight, to_bias = ctx.dtypes
+        g_x = in_type(torch.mm(g, weight).view(ctx.shape), to_x) if ctx.needs_input_grad[0] else None
+        return g_x, weight_gradient(g, rows, to_weight), in_type(column_sum(g), to_bias), None
 
 
-def _gradients(ctx, g: Tensor):
-    x, weight = ctx.saved_tensors
-    rows = g.contiguous().flatten(0, -2)
-    to_x, to_weight, to_bias = ctx.dtypes
-    g_x = in_type(torch.mm(rows, weight).view(x.shape), to_x) if ctx.needs_input_grad[0] else None
-    return g_x, _weight_gradient(rows, x.flatten(0, -2), to_weight), in_type(column_sum(rows), to_bias), None
-
-
-def _weight_gradient(g: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+def weight_gradient(g: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     """g (N, D), x (N, C) -> g' x (D, C); on a GPU the product itself answers in float32, where that is wanted."""
     if dtype == torch.float32 and g.device.type == "cuda" and g.dtype in HALVES:
         return torch.mm(g.t(), x, out_dtype=dtype)

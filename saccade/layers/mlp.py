@@ -4,11 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.kernels import onednn
+from saccade.kernels import HALVES, onednn, suits
 from saccade.kernels.depthwise import depthwise
+from saccade.kernels.feed_forward import feed_forward
 from saccade.layers.batch_norm import heard
 from saccade.layers.depthwise import DepthwiseConv
-from saccade.layers.linear import Linear, fits_gelu, linear_gelu
+from saccade.layers.linear import Linear, fits_gelu, in_use, linear_gelu
 from saccade.layers.norm import TokenNorm
 
 
@@ -63,6 +64,8 @@ class ConvMlp(nn.Module):
                 return self.by_onednn(features)
             if self.gelu_fits(features):
                 return self.with_gelu_inside(features)
+            if self.learns_whole(features):
+                return self.drop2(self.by_one_function(features))
         hidden = self.fc1(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # (B, hidden, H, W)
         if self.act_outside:
             hidden = self.conv(self.drop1(F.gelu(hidden)))
@@ -90,6 +93,28 @@ class ConvMlp(nn.Module):
         hidden = linear_gelu(self.fc1, features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # (B, hidden, H, W)
         hidden = depthwise(hidden, self.conv.weight, self.conv.bias, "", self.conv.shortcut)
         return self.fc2(hidden.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    @torch.jit.ignore
+    def learns_whole(self, features: Tensor) -> bool:
+        """Whether all three layers learn in half precision on a GPU, in eager mode, and may do so as one function."""
+        if not torch.is_grad_enabled() or not isinstance(features, Tensor) or torch.compiler.is_compiling():
+            return False
+        if self.act_outside or not suits(features) or in_use(features) not in HALVES:
+            return False
+        first, conv, last, drop, norm = self.fc1, self.conv, self.fc2, self.drop1, self.norm
+        if type(first) is not Linear or type(conv) is not DepthwiseConv or type(last) is not Linear:
+            return False
+        if heard((first, conv, last, drop, norm)) or not isinstance(norm, nn.Identity) or (drop.p and drop.training):
+            return False
+        for layer in (first, conv, last):
+            if layer.bias is None or not layer.weight.requires_grad or not layer.bias.requires_grad:
+                return False
+        return features.is_contiguous(memory_format=torch.channels_last)
+
+    @torch.jit.ignore
+    def by_one_function(self, features: Tensor) -> Tensor:
+        layers = [(part.weight, part.bias) for part in (self.fc1, self.conv, self.fc2)]
+        return feed_forward(features, *layers, self.conv.act, self.conv.shortcut, in_use(features))
 
     @torch.jit.ignore
     def by_onednn(self, features: Tensor) -> Tensor:
