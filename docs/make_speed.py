@@ -93,7 +93,7 @@ def older(rows: list[dict]) -> list[str]:
     for row in rows:
         if "commit" in row and row["column"] not in commits.setdefault(row["commit"], []):
             commits[row["commit"]].append(row["column"])
-    return [f"From an earlier run, commit {commit}: {'; '.join(names)}.\n" for commit, names in commits.items()]
+    return [f"From another run, commit {commit}: {'; '.join(names)}.\n" for commit, names in commits.items()]
 
 
 def ceilings(document: dict) -> str:

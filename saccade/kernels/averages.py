@@ -14,7 +14,7 @@ from saccade.kernels.launch import Launch, planned
 from saccade.kernels.sizes import parts, power_of_2
 
 LONGEST = 4096  # pixels up to which one program adds up all of them
-TALLEST, WIDEST, DEEPEST = 128, 64, 64  # a program's part of a product, and how much of the sum it takes at once
+TALLEST, WIDEST, DEEPEST = 128, 128, 64  # a program's part of a product, and how much of the sum it takes at once
 
 
 def are_fours(assignment: Tensor, pixels: Tensor) -> bool:
@@ -75,7 +75,7 @@ if HAS_TRITON:
         tall, wide = min(TALLEST, power_of_2(max(rows, 16))), min(WIDEST, power_of_2(max(columns, 16)))
         deep = min(DEEPEST, power_of_2(max(inner, 16)))
         sides = dict(ROWS=rows, COLUMNS=columns, INNER=inner, A_FLIPPED=a_flipped, B_FLIPPED=b_flipped)
-        tile = dict(TALL=tall, WIDE=wide, DEEP=deep, num_warps=4, num_stages=3)
+        tile = dict(TALL=tall, WIDE=wide, DEEP=deep, num_warps=8, num_stages=3)
         return Launch(_product_kernel, (batch * parts(rows, tall) * parts(columns, wide),), **sides, **tile)
 
     def _averages(assignment: Tensor, pixels: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def test_rows_name_their_circumstances(tmp_path, monkeypatch):
     assert "NVIDIA H200, torch 2.11.0, 2026-01-01, commit abc; ceiling 790.00 TFLOP/s in bfloat16" in text
     assert "| `svit_small` | 224 | 128 | train, compiled, bfloat16, channels-last | 4,000.4 | 1 |" in text
     assert "| `svit_small` | 4,000 (7.0 GiB) |" in text
-    assert "From an earlier run" not in text
+    assert "From another run" not in text
     earlier = [ROW | {"column": "eager"}, ROW | {"column": "CUDA graph", "commit": "fed"}]
     (tmp_path / "two.json").write_text(json.dumps(document | {"rows": earlier}))
-    assert "From an earlier run, commit fed: CUDA graph.\n" in script.page()
+    assert "From another run, commit fed: CUDA graph.\n" in script.page()
