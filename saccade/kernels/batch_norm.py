@@ -10,6 +10,7 @@ For eager training: a compiler fuses these steps by itself.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -224,22 +225,54 @@ if HAS_TRITON:
         gradient = Launch(_gradient_kernel, grid, rows, channels, SHORTCUT=shortcut and relu, **switches, **tile)
         return programs, add_up, gradient
 
+    def _learn(
+        x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, running: tuple[Tensor, Tensor],
+        momentum: float, eps: float, relu: bool, gelu: bool, batches: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The answer, and the statistics of this batch (2, C)."""
+        channels, added, count = x.shape[1], shortcut is not None, batches is not None
+        rows = x.numel() // channels
+        programs, add_up, conclude = _forwards(rows, channels, momentum, eps, gelu, count)
+        partial = torch.empty(programs, 2, channels, dtype=torch.float32, device=x.device)
+        add_up(x, partial)
+        statistics = torch.empty(2, channels, dtype=torch.float32, device=x.device)
+        conclude(partial, x, statistics, *running, batches if count else statistics)
+        y = torch.empty_like(x)
+        _apply(rows, channels, relu, added, gelu)(x, weight, bias, statistics, shortcut if added else x, y)
+        return y, statistics
+
+    def _again(x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor) -> Tensor:
+        """norm(x) once more, from the statistics of its batch."""
+        y = torch.empty_like(x)
+        _apply(x.numel() // x.shape[1], x.shape[1], False, False, False)(x, weight, bias, statistics, x, y)
+        return y
+
+    def _differentiate(
+        g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor, answer: Tensor | None = None,
+        relu: bool = False, added: bool = False, gelu: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+        """Gradients of x, weight, bias and shortcut; the answer is needed behind a ReLU of a sum."""
+        channels, known = x.shape[1], answer is not None
+        programs, add_up, gradient = _backwards(x.numel() // channels, channels, relu, added, gelu)
+        g = in_order_of(x, g)
+        inputs = g, x, answer if known else x, weight, bias, statistics
+        partial = torch.empty(programs, 2, channels, dtype=torch.float32, device=x.device)
+        add_up(*inputs, partial)
+        sums = partial.sum(0)  # (2, C)
+        g_x = torch.empty_like(x)
+        g_shortcut = torch.empty_like(g) if known else g if added else None
+        gradient(*inputs, sums, g_x, g_shortcut if known else g_x)
+        to_weight, to_bias = sums.unbind()
+        return g_x, in_type(to_weight, weight.dtype), in_type(to_bias, bias.dtype), g_shortcut
+
     class _BatchNorm(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, rest: tuple) -> Tensor:
             """The statistics are put into the list `kept`, if somebody wants them."""
-            (mean, variance), momentum, eps, relu, gelu, batches, kept = rest  # autograd looks at every argument
-            channels, added, count = x.shape[1], shortcut is not None, batches is not None
-            rows = x.numel() // channels
-            programs, add_up, conclude = _forwards(rows, channels, momentum, eps, gelu, count)
-            partial = torch.empty(programs, 2, channels, dtype=torch.float32, device=x.device)
-            add_up(x, partial)
-            statistics = torch.empty(2, channels, dtype=torch.float32, device=x.device)
-            conclude(partial, x, statistics, mean, variance, batches if count else statistics)
-            y = torch.empty_like(x)
-            _apply(rows, channels, relu, added, gelu)(x, weight, bias, statistics, shortcut if added else x, y)
-            ctx.switches = relu, added, gelu
-            ctx.save_for_backward(x, weight, bias, statistics, *((y,) if relu and added else ()))
+            running, momentum, eps, relu, gelu, batches, kept = rest  # autograd looks at every argument
+            y, statistics = _learn(x, weight, bias, shortcut, running, momentum, eps, relu, gelu, batches)
+            ctx.switches = relu, shortcut is not None, gelu
+            ctx.save_for_backward(x, weight, bias, statistics, *((y,) if relu and shortcut is not None else ()))
             if kept is not None:
                 kept.append(statistics)
             return y
@@ -247,19 +280,28 @@ if HAS_TRITON:
         @staticmethod
         def backward(ctx, g: Tensor):
             x, weight, bias, statistics, *answer = ctx.saved_tensors
-            channels, (relu, added, gelu) = x.shape[1], ctx.switches
-            programs, add_up, gradient = _backwards(x.numel() // channels, channels, relu, added, gelu)
-            g = in_order_of(x, g)
-            known = g, x, answer[0] if answer else x, weight, bias, statistics
-            partial = torch.empty(programs, 2, channels, dtype=torch.float32, device=x.device)
-            add_up(*known, partial)
-            sums = partial.sum(0)  # (2, C)
-            g_x = torch.empty_like(x)
-            g_shortcut = torch.empty_like(g) if answer else g if added else None
-            gradient(*known, sums, g_x, g_shortcut if answer else g_x)
-            to_weight, to_bias = sums.unbind()
-            to_weight, to_bias = in_type(to_weight, weight.dtype), in_type(to_bias, bias.dtype)
-            return g_x, to_weight, to_bias, g_shortcut, None
+            found = _differentiate(g, x, weight, bias, statistics, answer[0] if answer else None, *ctx.switches)
+            return *found, None
+
+
+class Learning(NamedTuple):
+    """A norm of the library's as a step of a larger function of autograd's, see `saccade.kernels.feed_forward`."""
+
+    running: tuple[Tensor, Tensor]
+    momentum: float
+    eps: float
+    batches: Tensor | None
+
+    def learn(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """The answer, and what the way back needs beside x."""
+        return _learn(x, weight, bias, None, self.running, self.momentum, self.eps, False, False, self.batches)
+
+    def again(self, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> Tensor:
+        return _again(x, weight, bias, kept)
+
+    def back(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of x, weight and bias."""
+        return _differentiate(g, x, weight, bias, kept)[:3]
 
 
 def batch_norm(
@@ -281,11 +323,4 @@ def batch_norm_again(
     kept: list[Tensor] = []
     y = _BatchNorm.apply(x, weight, bias, None, (running, momentum, eps, False, False, batches, kept))
     fixed = x.detach()
-
-    def again() -> Tensor:
-        answer = torch.empty_like(fixed)
-        start = _apply(fixed.numel() // fixed.shape[1], fixed.shape[1], False, False, False)
-        start(fixed, weight, bias, kept[0], fixed, answer)
-        return answer
-
-    return y, again
+    return y, lambda: _again(fixed, weight, bias, kept[0])

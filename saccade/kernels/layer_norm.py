@@ -6,6 +6,8 @@ cast beforehand. Backward computes the gradient of the input and partial sums fo
 inference the sum in front of a norm is part of the same pass (`add_norm`), or the bias of a convolution (`bias_norm`).
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -208,6 +210,23 @@ if HAS_TRITON:
         return g_x, in_type(to_weight, weight.dtype), in_type(to_bias, weight.dtype)
 
     _op.register_autograd(_backward, setup_context=_save)
+
+
+class Learning(NamedTuple):
+    """The norm of channels-last maps as a step of a larger function of autograd's: `saccade.kernels.feed_forward`."""
+
+    eps: float
+
+    def learn(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """The answer, and what the way back needs beside x."""
+        return _forward(x, weight, bias, self.eps)
+
+    def again(self, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> Tensor:
+        return _answer(x, weight, bias, self.eps)
+
+    def back(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+        """Gradients of x, weight and bias."""
+        return _shared(*_gradients(in_order_of(x, g), x, weight, kept), weight)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

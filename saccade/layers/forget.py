@@ -11,14 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.kernels import batch_norm as kernels
+from saccade.kernels import batch_norm as batch_norms
+from saccade.kernels import layer_norm as layer_norms
 from saccade.kernels import learns, suits
+from saccade.kernels.feed_forward import Norm
 from saccade.layers.batch_norm import heard, learns_fused
-from saccade.layers.norm import ChannelNorm
+from saccade.layers.mlp import ConvMlp
+from saccade.layers.norm import ChannelNorm, fits_map
 
 
 def normed_into(norm: nn.Module, part: Callable, features: Tensor, *rest: Any) -> Any:
     """part(norm(features), *rest); what the norm answers, features (B, C, H, W), is not kept for backward."""
+    if type(part) is ConvMlp and not heard((part,)) and part.learns_whole(features):
+        learning = norm_learns(norm, features)
+        if learning is not None:
+            return part.drop2(part.by_one_function(features, norm, learning))
     normed, again = norm_again(norm, features)
     with nullcontext() if again is None else forgotten(normed, again):
         return part(normed, *rest)
@@ -36,9 +43,19 @@ def norm_again(norm: nn.Module, features: Tensor) -> tuple[Tensor, Callable[[], 
     return norm(features), None
 
 
+def norm_learns(norm: nn.Module, features: Tensor) -> Norm | None:
+    """The norm as a step of a larger function that learns, where it can be one."""
+    if type(norm) is nn.BatchNorm2d and learns_fused(norm, features):
+        running = norm.running_mean, norm.running_var
+        return batch_norms.Learning(running, norm.momentum, norm.eps, norm.num_batches_tracked)
+    if type(norm) is ChannelNorm and not heard((norm,)) and fits_map(features):
+        return layer_norms.Learning(norm.eps)
+    return None
+
+
 def batch_norm_again(norm: nn.Module, features: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
     running, seen = (norm.running_mean, norm.running_var), norm.num_batches_tracked
-    return kernels.batch_norm_again(features, norm.weight, norm.bias, running, norm.momentum, norm.eps, seen)
+    return batch_norms.batch_norm_again(features, norm.weight, norm.bias, running, norm.momentum, norm.eps, seen)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from saccade.kernels import HALVES, onednn, suits
 from saccade.kernels.depthwise import depthwise
-from saccade.kernels.feed_forward import feed_forward
+from saccade.kernels.feed_forward import Norm, feed_forward
 from saccade.layers.batch_norm import heard
 from saccade.layers.depthwise import DepthwiseConv
 from saccade.layers.linear import Linear, fits_gelu, in_use, linear_gelu
@@ -112,9 +112,13 @@ class ConvMlp(nn.Module):
         return features.is_contiguous(memory_format=torch.channels_last)
 
     @torch.jit.ignore
-    def by_one_function(self, features: Tensor) -> Tensor:
+    def by_one_function(self, features: Tensor, norm: nn.Module | None = None, learning: Norm | None = None) -> Tensor:
+        """All three layers, and the norm before them if there is one, with the numbers it learns by."""
         layers = [(part.weight, part.bias) for part in (self.fc1, self.conv, self.fc2)]
-        return feed_forward(features, *layers, self.conv.act, self.conv.shortcut, in_use(features))
+        how = self.conv.act, self.conv.shortcut, in_use(features)
+        if norm is None:
+            return feed_forward(features, *layers, *how)
+        return feed_forward(features, *layers, *how, learning, (norm.weight, norm.bias))
 
     @torch.jit.ignore
     def by_onednn(self, features: Tensor) -> Tensor:

@@ -7,8 +7,11 @@ import torch
 from torch import nn
 
 from saccade.kernels import HAS_TRITON
+from saccade.layers import batch_norm, forget, norm
 from saccade.layers import mlp as layers
+from saccade.layers.forget import norm_learns, normed_into
 from saccade.layers.mlp import ConvMlp
+from saccade.layers.norm import ChannelNorm
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the kernels run in Triton's interpreter
@@ -24,7 +27,8 @@ def maps(*shape: int, dtype=HALF) -> torch.Tensor:
 def taken(monkeypatch):
     """As on a GPU; and how often the function was called."""
     calls = []
-    monkeypatch.setattr(layers, "suits", lambda *_: True)
+    for module in (layers, batch_norm, forget, norm):
+        monkeypatch.setattr(module, "suits", lambda *_: True)
     monkeypatch.setattr(layers, "feed_forward", lambda *given, run=layers.feed_forward: calls.append(1) or run(*given))
     return calls
 
@@ -47,6 +51,58 @@ def test_learns_what_the_layers_learn(act_first, shortcut, autocast, taken):
     for a, b in zip([y, *found], [y64, *wanted], strict=True):
         assert (a.double() - b).norm() < 1e-2 * b.norm()
     assert [a.dtype for a in found] == [x.dtype, *(parameter.dtype for parameter in mlp.parameters())]
+
+
+NORMS = {"batch": nn.BatchNorm2d, "layer": ChannelNorm}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(("kind", "act_first"), [("batch", True), ("layer", False)])
+def test_learns_with_the_norm_before_it(kind, act_first, autocast, taken):
+    torch.manual_seed(0)
+    dtype = torch.float32 if autocast else HALF
+    parts = nn.ModuleList([NORMS[kind](8), ConvMlp(8, 24, act_first)]).to(DEVICE)
+    nn.init.normal_(parts[0].weight)
+    nn.init.normal_(parts[0].bias)
+    exact = copy.deepcopy(parts).double()
+    parts[1].to(dtype)
+    x, g = maps(2, 8, 5, 7).requires_grad_(), maps(2, 8, 5, 7)
+    with torch.autocast(DEVICE, HALF, enabled=autocast):
+        y = normed_into(*parts, x)
+    assert taken == [1]
+    found = torch.autograd.grad(y, [x, *parts.parameters()], g)
+    x64 = x.detach().double().requires_grad_()
+    y64 = exact[1](exact[0](x64))
+    wanted = torch.autograd.grad(y64, [x64, *exact.parameters()], g.double())
+    for a, b in zip([y, *found], [y64, *wanted], strict=True):
+        assert (a.double() - b).norm() < 2e-2 * b.norm()
+    for a, b in zip(parts[0].buffers(), exact[0].buffers(), strict=True):  # statistics that run along, and their count
+        torch.testing.assert_close(a.double(), b.double(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_what_the_norm_answers_is_not_kept(kind, taken):
+    norm, mlp, x = NORMS[kind](8).to(DEVICE), ConvMlp(8, 16).to(DEVICE, HALF), maps(1, 8, 3, 4).requires_grad_()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda value: kept.append(value) or value, lambda value: value):
+        normed_into(norm, mlp, x)
+    alike = [value for value in kept if value.numel() == x.numel()]
+    assert [value.data_ptr() for value in alike] == [x.data_ptr()]
+
+
+def test_a_norm_that_is_listened_to_or_stands_still_is_called(taken):
+    mlp, x = ConvMlp(8, 16).to(DEVICE, HALF), maps(2, 8, 3, 4).requires_grad_()
+    heard, met = nn.BatchNorm2d(8).to(DEVICE, HALF), []
+    heard.register_forward_hook(lambda *_: met.append(1))
+    normed_into(heard, mlp, x)
+    assert met == [1]
+    still = nn.BatchNorm2d(8).to(DEVICE, HALF).eval()
+    assert norm_learns(still, x) is None
+    normed_into(still, mlp, x).float().sum().backward()
+    assert int(still.num_batches_tracked) == 0
+    mlp.register_forward_hook(lambda *_: met.append(2))
+    normed_into(still.train(), mlp, x)
+    assert met == [1, 2]
 
 
 def test_an_image_needs_no_gradient(taken):
