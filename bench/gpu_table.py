@@ -172,6 +172,8 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=12, help="models compiled at the same time")
     parser.add_argument("--warm-one", nargs=2, metavar=("MODEL", "COLUMN"))
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this needs an NVIDIA GPU; `saccade bench` measures on a CPU.")
     if args.warm_one:
         warm(*args.warm_one)
     elif args.warm:

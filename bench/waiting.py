@@ -94,6 +94,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 128])
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this needs an NVIDIA GPU; `saccade bench` measures on a CPU.")
     for model in args.models:
         for batch in args.batches:
             step, _ = prepare(case(model, args.mode, args.size, batch))

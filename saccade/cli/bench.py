@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from saccade.benchmark.timing import DTYPES
     from saccade.cli import pick_device, print_json
 
+    check_numbers(args)
     device = pick_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -75,6 +76,15 @@ def run(args: argparse.Namespace) -> int:
     for file in files:
         print(f"wrote {file}")
     return 0
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    threads = [] if args.threads is None else [args.threads]
+    for option, values in dict(sizes=args.sizes or [], batch=args.batch, rounds=[args.rounds], threads=threads).items():
+        if values and min(values) < 1:
+            raise ValueError(f"--{option} {min(values)} cannot be measured: expected 1 or more.")
+    if not 0 <= args.seconds < float("inf"):
+        raise ValueError(f"--seconds {args.seconds}: expected a number of seconds, 0 for one step a turn.")
 
 
 def make_cases(args: argparse.Namespace, device: str) -> list[Any]:

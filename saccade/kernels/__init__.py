@@ -82,7 +82,7 @@ def in_type(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values if values.dtype == dtype else values.to(dtype)
 
 
-def plain(values: Tensor) -> Tensor:
+def contiguous_like(values: Tensor) -> Tensor:
     """As large as these, contiguous, with nothing in it."""
     return torch.empty_like(values, memory_format=torch.contiguous_format)
 

@@ -1,14 +1,14 @@
 """Averages of pixels by an assignment to clusters, and their gradients, where pixels come in fours but not in eights.
 
 The library has fast products in half precision for matrices whose sides are multiples of eight. Averaging 14 x 14
-pixels for 100 clusters takes it 25 µs, and 51 on the way back, where 28 x 28 pixels take 20 and 30. Rows with gaps
-between them do not help: it is the number of values that is looked at, not where they lie.
+pixels of 320 channels for 100 clusters, 128 times, takes it 24 µs on an H200, and 39 on the way back; averaging 28 x 28
+of 192 takes 20. Rows with gaps between them do not help: it looks at how many values there are, not at where they lie.
 """
 
 import torch
 from torch import Tensor
 
-from saccade.kernels import HALVES, HAS_TRITON, learns, plain
+from saccade.kernels import HALVES, HAS_TRITON, contiguous_like, learns
 from saccade.kernels.known import describe
 from saccade.kernels.launch import Launch, planned
 from saccade.kernels.sizes import parts, power_of_2
@@ -109,7 +109,7 @@ if HAS_TRITON:
     _op = custom_op("saccade::averages", _averages, mutates_args=())
     _gradients_op = custom_op("saccade::averages_backward", _gradients, mutates_args=())
     describe(_op, lambda assignment, pixels: pixels.new_empty(*assignment.shape[:2], pixels.shape[2]))
-    describe(_gradients_op, lambda g, assignment, pixels: (plain(assignment), plain(pixels)))
+    describe(_gradients_op, lambda g, assignment, pixels: (contiguous_like(assignment), contiguous_like(pixels)))
 
     def _save(ctx, inputs, output) -> None:
         ctx.save_for_backward(*inputs)

@@ -6,7 +6,7 @@ A compiler reads such long rows twice and more.
 import torch
 from torch import Tensor
 
-from saccade.kernels import HAS_TRITON, learns, plain
+from saccade.kernels import HAS_TRITON, contiguous_like, learns
 from saccade.kernels.known import describe
 from saccade.kernels.launch import Launch, planned
 from saccade.kernels.sizes import power_of_2
@@ -57,13 +57,13 @@ if HAS_TRITON:
 
     def _softmax(scores: Tensor) -> Tensor:
         batch, rows, length = scores.shape
-        found = plain(scores)
+        found = contiguous_like(scores)
         _starting(False, batch * rows, length)(scores.contiguous(), found)
         return found
 
     def _gradient(g: Tensor, found: Tensor) -> Tensor:
         batch, rows, length = found.shape
-        to_scores = plain(found)
+        to_scores = contiguous_like(found)
         _starting(True, batch * rows, length)(g.contiguous(), found.contiguous(), to_scores)
         return to_scores
 
@@ -80,8 +80,8 @@ if HAS_TRITON:
 
     _op = custom_op("saccade::pixel_softmax", _softmax, mutates_args=())
     _gradient_op = custom_op("saccade::pixel_softmax_backward", _gradient, mutates_args=())
-    describe(_op, plain)
-    describe(_gradient_op, lambda g, found: plain(found))
+    describe(_op, contiguous_like)
+    describe(_gradient_op, lambda g, found: contiguous_like(found))
 
     def _save(ctx, inputs, output) -> None:
         ctx.save_for_backward(output)

@@ -22,7 +22,7 @@ from saccade.layers.norm import ChannelNorm, fits_map
 
 def normed_into(norm: nn.Module, part: Callable, features: Tensor, *rest: Any) -> Any:
     """part(norm(features), *rest); what the norm answers, features (B, C, H, W), is not kept for backward."""
-    if type(part) is ConvMlp and not heard((part,)) and part.learns_whole(features):
+    if type(part) is ConvMlp and not rest and not heard((part,)) and part.learns_whole(features):
         learning = norm_learns(norm, features)
         if learning is not None:
             return part.drop2(part.by_one_function(features, norm, learning))

@@ -75,7 +75,7 @@ def test_learns_with_the_norm_before_it(kind, act_first, autocast, taken):
     y64 = exact[1](exact[0](x64))
     wanted = torch.autograd.grad(y64, [x64, *exact.parameters()], g.double())
     for a, b in zip([y, *found], [y64, *wanted], strict=True):
-        assert (a.double() - b).norm() < 2e-2 * b.norm()
+        assert (a.double() - b).norm() < 1e-2 * b.norm()
     for a, b in zip(parts[0].buffers(), exact[0].buffers(), strict=True):  # statistics that run along, and their count
         torch.testing.assert_close(a.double(), b.double(), rtol=1e-3, atol=1e-3)
 
@@ -138,7 +138,7 @@ def wide(mlp: ConvMlp) -> None:
 
 
 @pytest.mark.parametrize("change", [frozen, listened_to, adapted, wide])
-def test_leaves_the_rest_to_the_layers(change, taken, monkeypatch):
+def test_leaves_the_rest_to_the_layers(change, taken):
     mlp = ConvMlp(8, 16).to(DEVICE, HALF)
     change(mlp)
     dtype = torch.float32 if change is wide else HALF

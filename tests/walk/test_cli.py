@@ -163,6 +163,11 @@ def test_bench_measures_inference_copies_beside_the_originals(capsys):
     [
         ("--run cuda_graph", "CUDA graphs need a CUDA device, this is cpu"),
         ("--optimize --mode train", "an inference copy cannot be trained"),
+        ("--batch 8 0", "--batch 0 cannot be measured: expected 1 or more"),
+        ("--sizes 64 -32", "--sizes -32 cannot be measured"),
+        ("--rounds 0", "--rounds 0 cannot be measured"),
+        ("--threads 0", "--threads 0 cannot be measured"),
+        ("--seconds -1", "--seconds -1.0: expected a number of seconds"),
     ],
 )
 def test_bench_refuses_what_cannot_be_measured(capsys, words, told):
