@@ -38,7 +38,7 @@ class Keeper(Callback):
         self.best = state_dict["best"]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if pl_module.part:
+        if pl_module.part or validates_next(trainer):
             return
         steps = pl_module.clock.steps
         due = steps % self.every == 0 if self.every else time.monotonic() - self.saved > 60 * MINUTES
@@ -81,19 +81,36 @@ class Keeper(Callback):
             save_model(module.kept, self.out / name, self.card, weights, step=str(module.clock.steps))
 
 
+def validates_next(trainer: Any) -> bool:
+    """Whether a validation follows this update. A run does not go back to one, so a state must not stand before it."""
+    every = trainer.check_val_every_n_epoch or 1
+    return trainer.is_last_batch and trainer.enable_validation and (trainer.current_epoch + 1) % every == 0
+
+
 class History(Callback):
-    """`metrics.csv` and TensorBoard: one row every `log_every` updates and one a validation."""
+    """`metrics.csv` and TensorBoard: one row every `log_every` updates and one a validation.
+
+    Stands before the `Keeper`, so that a state knows how many rows were written up to it. A run that goes on from it
+    drops what came later, and writes that again: none is lost and none is there twice, whenever the run was killed.
+    """
 
     def __init__(self, out: Path, tensorboard: bool = True):
         self.file, self.tensorboard = out / "metrics.csv", tensorboard
         self.rows: list[dict[str, Any]] = []
+        self.known: int | None = None  # rows of the state the run goes on from
         self.columns: list[str] = []
         self.marked: tuple[float, int] | None = None
         self.board: Any = None
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": len(self.rows)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.known = state_dict["rows"]
+
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        steps = pl_module.clock.steps  # 0, or where a resumed run stands: later rows will be written again
-        self.rows = [row for row in read_rows(self.file) if row["step"] <= steps]
+        steps = pl_module.clock.steps  # 0, or where a resumed run stands
+        self.rows = [row for row in read_rows(self.file) if row["step"] <= steps][: self.known]
         figures = [f"train_{name}" for name in pl_module.trained] + [f"val_{name}" for name in pl_module.validated]
         self.columns = ["step", "epoch", "lr", *figures, "images_per_s", "seconds"]
         if not trainer.is_global_zero:

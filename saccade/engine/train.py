@@ -71,7 +71,7 @@ def train(
         module.compile_model(recipe.trainer.compile_mode)
     keeper, history = Keeper(out, card, recipe.trainer.save_every), History(out)
     with quiet_lightning(), Signals(keeper) as signals:
-        callbacks = [keeper, history, signals] + ([Bar()] if progress else [])
+        callbacks = [history, keeper, signals] + ([Bar()] if progress else [])
         trainer = Trainer(**trainer_options(recipe, device), callbacks=callbacks)
         stopped = ""
         try:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from saccade.engine.callbacks import Keeper
 from saccade.engine.train import train
 from tests.engine.runs import RANDOM, arguments, recipe, rows
 
@@ -67,6 +68,40 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path):
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")
     lines = [[row["step"] for row in rows(tmp_path / name)] for name in ("whole", "killed")]
     assert lines[0] == lines[1], "the log has every update once"
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_a_crash_right_before_or_behind_a_state_loses_no_row_of_the_log(at, late, tmp_path, monkeypatch):
+    """States of this run: at updates 2, 3 (behind its validation), 4, 6 (likewise) and so on."""
+    changes = ["epochs=3", "trainer.save_every=2", "trainer.log_every=1"]
+    train(recipe(*changes), tmp_path / "whole", progress=False)
+    saves, save = [], Keeper.save
+
+    def crash(*given):
+        saves.append(1)
+        if len(saves) == at and not late:
+            raise Crash
+        save(*given)
+        if len(saves) == at:
+            raise Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Keeper, "save", crash)
+        with pytest.raises(Crash):
+            train(recipe(*changes), tmp_path / "crashed", progress=False)
+    train(recipe(*changes), tmp_path / "crashed", resume=True, progress=False)
+    whole, crashed = ([set(row) | {row["step"]} for row in filled(tmp_path / name)] for name in ("whole", "crashed"))
+    assert crashed == whole
+
+
+def filled(out: Path) -> list[dict[str, str]]:
+    """Rows of a log without their empty cells, and without speeds, which need two rows of one process."""
+    return [{key: cell for key, cell in row.items() if cell and key != "images_per_s"} for row in rows(out)]
 
 
 def test_sigterm_saves_and_stops_and_the_run_goes_on(tmp_path):
