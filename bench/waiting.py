@@ -4,6 +4,7 @@ An eager step takes the host as long with eight pictures as with a hundred, unle
 So every model is timed with few pictures and with many, by itself and beside other models that take turns with it; for
 each, milliseconds of the host (until the step returns) and of the clock (steps in a row), and which calls of the driver
 took the host how long. A step in which PyTorch sees a call that waits is told so (`torch.cuda.set_sync_debug_mode`).
+Steps that learn are timed with the way back in a thread of autograd's own too, which is PyTorch's custom on GPUs.
 """
 
 import argparse
@@ -11,6 +12,8 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from unittest.mock import patch
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -74,11 +77,14 @@ def waits(step: Callable[[], object]) -> list[str]:
     return sorted({f"{warning.filename}:{warning.lineno}" for warning in found})
 
 
-def report(name: str, step: Callable[[], object], details: bool) -> None:
+def report(name: str, step: Callable[[], object], details: bool, learns: bool) -> None:
     for _ in range(4):
         step()
     allocated = torch.cuda.memory_stats()["num_device_alloc"]
     print(f"{name}: host {host(step):.1f} ms, clock {clock(step, 10):.1f} ms", flush=True)
+    if learns:
+        with patch.object(torch.autograd, "set_multithreading_enabled", lambda on: nullcontext()):
+            print(f"  back in another thread: host {host(step):.1f} ms, clock {clock(step, 10):.1f} ms", flush=True)
     made = torch.cuda.memory_stats()["num_device_alloc"] - allocated
     if made:
         print(f"  {made} pieces of memory were asked of the driver meanwhile")
@@ -96,17 +102,18 @@ def main() -> None:
     args = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("this needs an NVIDIA GPU; `saccade bench` measures on a CPU.")
+    learns = args.mode == "train"
     for model in args.models:
         for batch in args.batches:
             step, _ = prepare(case(model, args.mode, args.size, batch))
-            report(f"{model} by itself, {batch} pictures", step, details=True)
+            report(f"{model} by itself, {batch} pictures", step, details=True, learns=learns)
             del step
             torch.cuda.empty_cache()
     steps = {model: prepare(case(model, args.mode, args.size, args.batches[-1]))[0] for model in args.models}
     for model, step in steps.items():
         for other in steps.values():
             other()
-        report(f"{model} among {len(steps)}, {args.batches[-1]} pictures", step, details=False)
+        report(f"{model} among {len(steps)}, {args.batches[-1]} pictures", step, details=False, learns=learns)
         print(f"  of two steps in a row {clock(step, 2):.1f} ms, after the others", flush=True)
 
 

@@ -197,7 +197,8 @@ def train_step(model: nn.Module, images: torch.Tensor, case: Case) -> Callable[[
     def step() -> None:
         with autocast(case):
             loss = F.cross_entropy(forward(images), labels)
-        loss.backward()
+        with torch.autograd.set_multithreading_enabled(False):  # as `saccade train` goes back
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

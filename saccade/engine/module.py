@@ -149,6 +149,11 @@ class Training(LightningModule):
         self.part = (self.part + 1) % self.recipe.trainer.accumulate
         return loss
 
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """By the thread that went forward: for a GPU, autograd takes another one, on whose core nothing is at hand."""
+        with torch.autograd.set_multithreading_enabled(False):
+            super().backward(loss, *args, **kwargs)
+
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
         self.model.zero_grad()  # now, not after the next forward pass: it can have their memory

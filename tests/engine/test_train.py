@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -144,6 +145,20 @@ def test_ruined_weights_are_not_saved_over_good_ones(tmp_path, monkeypatch):
     with pytest.raises(NonFiniteLoss, match="no longer finite after update 6"):
         train(recipe(), tmp_path, progress=False)
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["saccade"]["steps"] == 3
+
+
+def test_the_way_back_is_gone_by_the_same_thread(tmp_path, monkeypatch):
+    """Autograd's own thread for a GPU costs an eager step a third of its time (bench/NOTES.md)."""
+    ordinary, seen = Classify.loss, []
+
+    def heard(self, logits, targets, images):
+        logits.register_hook(lambda g: seen.append((torch._C._is_multithreading_enabled(), threading.get_ident())))
+        return ordinary(self, logits, targets, images)
+
+    monkeypatch.setattr(Classify, "loss", heard)
+    train(recipe(), tmp_path, progress=False)
+    assert seen == [(False, threading.get_ident())] * 6
+    assert torch._C._is_multithreading_enabled()
 
 
 @pytest.fixture
