@@ -77,7 +77,7 @@ def waits(step: Callable[[], object]) -> list[str]:
     return sorted({f"{warning.filename}:{warning.lineno}" for warning in found})
 
 
-def report(name: str, step: Callable[[], object], details: bool, learns: bool) -> None:
+def report(name: str, step: Callable[[], object], learns: bool) -> None:
     for _ in range(4):
         step()
     allocated = torch.cuda.memory_stats()["num_device_alloc"]
@@ -88,9 +88,11 @@ def report(name: str, step: Callable[[], object], details: bool, learns: bool) -
     made = torch.cuda.memory_stats()["num_device_alloc"] - allocated
     if made:
         print(f"  {made} pieces of memory were asked of the driver meanwhile")
-    if details:
-        print(*("  " + line for line in driver_calls(step)), sep="\n")
-        print(*(f"  waits in {place}" for place in waits(step)), sep="\n", flush=True)
+
+
+def explain(name: str, step: Callable[[], object]) -> None:
+    """Where the host's time goes; a profiler slows down all that its process does afterwards."""
+    print(f"{name}:", *driver_calls(step), *(f"waits in {place}" for place in waits(step)), sep="\n  ", flush=True)
 
 
 def main() -> None:
@@ -106,15 +108,17 @@ def main() -> None:
     for model in args.models:
         for batch in args.batches:
             step, _ = prepare(case(model, args.mode, args.size, batch))
-            report(f"{model} by itself, {batch} pictures", step, details=True, learns=learns)
+            report(f"{model} by itself, {batch} pictures", step, learns)
             del step
             torch.cuda.empty_cache()
     steps = {model: prepare(case(model, args.mode, args.size, args.batches[-1]))[0] for model in args.models}
     for model, step in steps.items():
         for other in steps.values():
             other()
-        report(f"{model} among {len(steps)}, {args.batches[-1]} pictures", step, details=False, learns=learns)
+        report(f"{model} among {len(steps)}, {args.batches[-1]} pictures", step, learns)
         print(f"  of two steps in a row {clock(step, 2):.1f} ms, after the others", flush=True)
+    for model, step in steps.items():
+        explain(model, step)
 
 
 if __name__ == "__main__":
