@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from saccade._extras import require
-from saccade.engine.module import Training
+from saccade.engine.module import Training, validates_next
 from saccade.engine.recipe import NAMES
 from saccade.models._card import Card, save_model
 
@@ -38,7 +38,7 @@ class Keeper(Callback):
         self.best = state_dict["best"]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if pl_module.part or validates_next(trainer):
+        if pl_module.part or validates_next(trainer):  # behind the validation there will be a state
             return
         steps = pl_module.clock.steps
         due = steps % self.every == 0 if self.every else time.monotonic() - self.saved > 60 * MINUTES
@@ -79,12 +79,6 @@ class Keeper(Callback):
         if trainer.is_global_zero:
             weights = {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
             save_model(module.kept, self.out / name, self.card, weights, step=str(module.clock.steps))
-
-
-def validates_next(trainer: Any) -> bool:
-    """Whether a validation follows this update. A run does not go back to one, so a state must not stand before it."""
-    every = trainer.check_val_every_n_epoch or 1
-    return trainer.is_last_batch and trainer.enable_validation and (trainer.current_epoch + 1) % every == 0
 
 
 class History(Callback):
@@ -130,11 +124,11 @@ class History(Callback):
         clock = pl_module.clock
         if self.marked is None:
             self.marked = (time.monotonic(), clock.steps)
-        if not pl_module.part and clock.steps % pl_module.recipe.trainer.log_every == 0:
+        due = clock.steps % pl_module.recipe.trainer.log_every == 0 or validates_next(trainer)
+        if not pl_module.part and due:
             self.write_training(trainer, pl_module)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self.write_training(trainer, pl_module)
         self.marked = None
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:

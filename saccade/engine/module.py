@@ -23,6 +23,12 @@ from saccade.models._card import Card, Preprocess
 from saccade.tasks.classification import freeze_norms
 
 
+def validates_next(trainer: Any) -> bool:
+    """Whether a validation follows the last update."""
+    every = trainer.check_val_every_n_epoch or 1
+    return trainer.is_last_batch and trainer.enable_validation and (trainer.current_epoch + 1) % every == 0
+
+
 class NonFiniteLoss(RuntimeError):
     """The loss became infinite or not a number; the message names step, pictures and the last good state."""
 
@@ -62,6 +68,8 @@ class Training(LightningModule):
         self.feed: Feed
         self.dice: torch.Generator
         self.validation: dict[str, float] = {}
+        self.validated_at = 0  # the update behind which the last validation stood
+        self.behind = False  # the run goes on from a state whose validation was cut off
 
     # What a task gives
 
@@ -133,6 +141,12 @@ class Training(LightningModule):
         self.feed = self.make_feed(Share.of(self.recipe, self.sources, device, rank, world, here))
         self.dice = torch.Generator(device)
 
+    def on_train_start(self) -> None:
+        if self.behind:  # as Lightning does it behind an update
+            self.trainer.validating = True
+            self.trainer.fit_loop.epoch_loop.val_loop.run()
+            self.trainer.training = True
+
     def on_train_epoch_start(self) -> None:
         if self.recipe.regularize.freeze_norm:
             freeze_norms(self.model)
@@ -180,17 +194,23 @@ class Training(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         self.validation = self.finish_validation()
+        self.validated_at, self.behind = self.clock.steps, False
 
     def on_train_epoch_end(self) -> None:
         if self.clock.done():
             self.trainer.should_stop = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["saccade"] = self.clock.state_dict()
+        checkpoint["saccade"] = self.clock.state_dict() | {"behind": self.owes_validation()}
         checkpoint.pop("loops", None)  # the clock knows where the run stands; Lightning starts counting anew
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.clock.load_state_dict(checkpoint["saccade"])
+        self.behind = checkpoint["saccade"].get("behind", False)  # older states do not say
+
+    def owes_validation(self) -> bool:
+        """Whether one is due behind the last update, and not over."""
+        return self.behind or (validates_next(self.trainer) and self.validated_at != self.clock.steps)
 
     # The parts of an update
 

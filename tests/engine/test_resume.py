@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from saccade.engine.callbacks import Keeper
+from saccade.engine.classify import Classify
 from saccade.engine.train import train
 from tests.engine.runs import RANDOM, arguments, recipe, rows
 
@@ -99,9 +100,40 @@ def test_a_crash_right_before_or_behind_a_state_loses_no_row_of_the_log(at, late
     assert crashed == whole
 
 
-def filled(out: Path) -> list[dict[str, str]]:
+@pytest.mark.parametrize("during", [False, True])
+@pytest.mark.parametrize("at", [3, 9])
+def test_a_validation_that_was_cut_off_comes_first_when_the_run_goes_on(at, during, tmp_path, monkeypatch):
+    """Stopped by a signal in the update before it, or inside it; the second run is stopped there once more."""
+    changes = ["epochs=3", "trainer.log_every=2", "data.val_fraction=0.5"]
+    train(recipe(*changes), tmp_path / "whole", progress=False)
+    name = "validate" if during else "optimizer_step"
+    ordinary, seen = getattr(Classify, name), []
+
+    def stop(self, *given, **named):
+        ordinary(self, *given, **named)
+        if self.clock.steps == at:
+            seen.append(at)
+            signal.raise_signal(signal.SIGUSR1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Classify, name, stop)
+        for resume in (False, True) if during else (False,):
+            stopped = train(recipe(*changes), tmp_path / "stopped", resume=resume, progress=False)
+            assert (stopped.stopped, stopped.result["step"]) == ("SIGUSR1", at)
+    assert len(seen) == 1 + during
+    assert torch.load(tmp_path / "stopped/last.ckpt", weights_only=True)["saccade"]["behind"]
+    result = train(recipe(*changes), tmp_path / "stopped", resume=True, progress=False).result
+    assert [row["step"] for row in rows(tmp_path / "stopped") if row["val_top1"]] == ["3", "6", "9"]
+    assert filled(tmp_path / "stopped", timed=False) == filled(tmp_path / "whole", timed=False)
+    assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
+    assert result["updates"] == 9
+    assert not torch.load(tmp_path / "stopped/last.ckpt", weights_only=True)["saccade"]["behind"]
+
+
+def filled(out: Path, timed: bool = True) -> list[dict[str, str]]:
     """Rows of a log without their empty cells, and without speeds, which need two rows of one process."""
-    return [{key: cell for key, cell in row.items() if cell and key != "images_per_s"} for row in rows(out)]
+    left_out = ("images_per_s",) if timed else ("images_per_s", "seconds")
+    return [{key: cell for key, cell in row.items() if cell and key not in left_out} for row in rows(out)]
 
 
 def test_sigterm_saves_and_stops_and_the_run_goes_on(tmp_path):
