@@ -91,7 +91,7 @@ def report(name: str, step: Callable[[], object], learns: bool) -> None:
 
 
 def explain(name: str, step: Callable[[], object]) -> None:
-    """Where the host's time goes; a profiler slows down all that its process does afterwards."""
+    """Where the host's time goes. Comes last: a profiler may slow down what its process does afterwards."""
     print(f"{name}:", *driver_calls(step), *(f"waits in {place}" for place in waits(step)), sep="\n  ", flush=True)
 
 

@@ -50,8 +50,8 @@ Eager inference under autocast on a GPU casts all weights of one of saccade's mo
 the launches of PaCa-S, for which the GPU waits, 239 of 431 are left (`python bench/count_ops.py paca_small --kernels`).
 
 For a GPU, autograd goes back in a thread of its own, on another core, where nothing of what the way there left is at
-hand (PyTorch means to change that). In eager steps the GPU waits for it: SViT-S took 57 ms a step with that thread and
-40 without (8 images).
+hand (PyTorch means to change that). In eager steps the GPU waits for it: on the H200 below, SparseFormer-T took 46 ms a
+step of 128 images with that thread and 30 without (`python bench/waiting.py sparseformer_tiny --batches 128`).
 `saccade train` and `saccade bench` go back in the thread that went forward; in a loop of your own, the line above does.
 
 `saccade train` and `saccade bench` compile with one option more, small steps that do not wait for one another in one

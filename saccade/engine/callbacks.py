@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from saccade._extras import require
-from saccade.engine.module import Training, validates_next
+from saccade.engine.module import Training
 from saccade.engine.recipe import NAMES
 from saccade.models._card import Card, save_model
 
@@ -38,7 +38,7 @@ class Keeper(Callback):
         self.best = state_dict["best"]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if pl_module.part or validates_next(trainer):  # behind the validation there will be a state
+        if pl_module.part or pl_module.owes_validation:  # behind it there will be a state
             return
         steps = pl_module.clock.steps
         due = steps % self.every == 0 if self.every else time.monotonic() - self.saved > 60 * MINUTES
@@ -124,7 +124,7 @@ class History(Callback):
         clock = pl_module.clock
         if self.marked is None:
             self.marked = (time.monotonic(), clock.steps)
-        due = clock.steps % pl_module.recipe.trainer.log_every == 0 or validates_next(trainer)
+        due = clock.steps % pl_module.recipe.trainer.log_every == 0 or pl_module.owes_validation
         if not pl_module.part and due:
             self.write_training(trainer, pl_module)
 

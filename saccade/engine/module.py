@@ -23,12 +23,6 @@ from saccade.models._card import Card, Preprocess
 from saccade.tasks.classification import freeze_norms
 
 
-def validates_next(trainer: Any) -> bool:
-    """Whether a validation follows the last update."""
-    every = trainer.check_val_every_n_epoch or 1
-    return trainer.is_last_batch and trainer.enable_validation and (trainer.current_epoch + 1) % every == 0
-
-
 class NonFiniteLoss(RuntimeError):
     """The loss became infinite or not a number; the message names step, pictures and the last good state."""
 
@@ -68,8 +62,7 @@ class Training(LightningModule):
         self.feed: Feed
         self.dice: torch.Generator
         self.validation: dict[str, float] = {}
-        self.validated_at = 0  # the update behind which the last validation stood
-        self.behind = False  # the run goes on from a state whose validation was cut off
+        self.owes_validation = False  # one is due behind the last update, and not over
 
     # What a task gives
 
@@ -142,7 +135,7 @@ class Training(LightningModule):
         self.dice = torch.Generator(device)
 
     def on_train_start(self) -> None:
-        if self.behind:  # as Lightning does it behind an update
+        if self.owes_validation:  # as Lightning does it behind an update
             self.trainer.validating = True
             self.trainer.fit_loop.epoch_loop.val_loop.run()
             self.trainer.training = True
@@ -172,6 +165,7 @@ class Training(LightningModule):
         super().optimizer_step(*args, **kwargs)
         self.model.zero_grad()  # now, not after the next forward pass: it can have their memory
         self.clock.tick()
+        self.owes_validation = self.trainer.is_last_batch and self.trainer.enable_validation
         if self.clock.limit and self.trainer.world_size > 1:  # one watch for all: rates and the end must agree
             self.clock.agree(self.trainer.strategy.broadcast(self.clock.opinion()))
         if self.ema is not None:
@@ -194,23 +188,19 @@ class Training(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         self.validation = self.finish_validation()
-        self.validated_at, self.behind = self.clock.steps, False
+        self.owes_validation = False
 
     def on_train_epoch_end(self) -> None:
         if self.clock.done():
             self.trainer.should_stop = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["saccade"] = self.clock.state_dict() | {"behind": self.owes_validation()}
+        checkpoint["saccade"] = self.clock.state_dict() | {"owes_validation": self.owes_validation}
         checkpoint.pop("loops", None)  # the clock knows where the run stands; Lightning starts counting anew
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.clock.load_state_dict(checkpoint["saccade"])
-        self.behind = checkpoint["saccade"].get("behind", False)  # older states do not say
-
-    def owes_validation(self) -> bool:
-        """Whether one is due behind the last update, and not over."""
-        return self.behind or (validates_next(self.trainer) and self.validated_at != self.clock.steps)
+        self.owes_validation = checkpoint["saccade"].get("owes_validation", False)  # older states do not say
 
     # The parts of an update
 

@@ -121,13 +121,13 @@ def test_a_validation_that_was_cut_off_comes_first_when_the_run_goes_on(at, duri
             stopped = train(recipe(*changes), tmp_path / "stopped", resume=resume, progress=False)
             assert (stopped.stopped, stopped.result["step"]) == ("SIGUSR1", at)
     assert len(seen) == 1 + during
-    assert torch.load(tmp_path / "stopped/last.ckpt", weights_only=True)["saccade"]["behind"]
+    assert torch.load(tmp_path / "stopped/last.ckpt", weights_only=True)["saccade"]["owes_validation"]
     result = train(recipe(*changes), tmp_path / "stopped", resume=True, progress=False).result
     assert [row["step"] for row in rows(tmp_path / "stopped") if row["val_top1"]] == ["3", "6", "9"]
     assert filled(tmp_path / "stopped", timed=False) == filled(tmp_path / "whole", timed=False)
     assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
     assert result["updates"] == 9
-    assert not torch.load(tmp_path / "stopped/last.ckpt", weights_only=True)["saccade"]["behind"]
+    assert not torch.load(tmp_path / "stopped/last.ckpt", weights_only=True)["saccade"]["owes_validation"]
 
 
 def filled(out: Path, timed: bool = True) -> list[dict[str, str]]:
