@@ -138,7 +138,7 @@ def by_size(rows: list[dict]) -> str:
 def draw() -> None:
     """Accuracy against recorded speed for a table, cost against pixels for a scaling run, beside their JSON."""
     from saccade.benchmark.plot import plot_accuracy, plot_scaling
-    from saccade.models._paper import COMPARED, REPORTED
+    from saccade.models.paper import COMPARED, REPORTED
 
     accuracy = {name: paper.top1 for name, paper in REPORTED.items() if paper.top1} | COMPARED
     for path in sorted(RESULTS.glob("*.json")):

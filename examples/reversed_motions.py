@@ -9,7 +9,7 @@ import torch
 
 from saccade.data.augment import normalise
 from saccade.data.motion import MOTIONS, MotionSet
-from saccade.models._card import open_model
+from saccade.models.card import open_model
 
 OPPOSITE = {"left": "right", "up": "down", "zoom in": "zoom out"}
 OPPOSITE |= {there: here for here, there in OPPOSITE.items()} | {"rotate": "rotate", "still": "still"}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from saccade import weights
 from saccade.explain.figure import write
-from saccade.models._card import Card, save_model, weights_file
+from saccade.models.card import Card, save_model, weights_file
 from saccade.tasks.open import open_task_model
 
 TERMS = {  # by the name of the data's folder

@@ -94,7 +94,7 @@ def make_cases(args: argparse.Namespace, device: str) -> list[Any]:
 
     from saccade.benchmark import Case
     from saccade.cli import settings
-    from saccade.models._build import list_models
+    from saccade.models.registry import list_models
 
     for name in [*args.models, *([args.baseline] if args.baseline else [])]:
         if not timm.is_model(name):
@@ -151,7 +151,7 @@ def add_ratios(rows: list[dict[str, Any]], baseline: str) -> None:
 
 def write(document: dict[str, Any], args: argparse.Namespace) -> list[Path]:
     from saccade.benchmark.plot import plot_accuracy, plot_scaling
-    from saccade.models._paper import COMPARED, REPORTED
+    from saccade.models.paper import COMPARED, REPORTED
 
     machine, folder = document["machine"], Path(args.out)
     folder.mkdir(parents=True, exist_ok=True)

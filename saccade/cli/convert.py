@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
 
     from saccade import create_model, load_checkpoint, save_checkpoint
     from saccade.cli import print_json, settings
-    from saccade.models._checkpoint import identify, read_state_dict
+    from saccade.models.checkpoint import identify, read_state_dict
     from saccade.models.official import heads
 
     if Path(args.target).suffix != ".safetensors":
@@ -46,7 +46,7 @@ def convert_segmenter(args: argparse.Namespace, state_dict: dict[str, Any]) -> i
 
     from saccade import create_segmenter, load_checkpoint
     from saccade.cli import print_json
-    from saccade.models._card import preprocess_of, save_model
+    from saccade.models.card import preprocess_of, save_model
     from saccade.tasks.open import identify_segmenter
 
     card = identify_segmenter(state_dict)

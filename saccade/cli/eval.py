@@ -200,7 +200,7 @@ def data_options(pairs: Sequence[str], *finders: Callable[..., Any]) -> dict[str
 def detections_that_count(checkpoint: str) -> int:
     """As the recipe beside the weights has it, so that a run's figures are found again."""
     from saccade.engine.recipe import Data, load_recipe
-    from saccade.models._card import weights_file
+    from saccade.models.card import weights_file
 
     recipe = weights_file(checkpoint).with_name("recipe.yaml")
     return (load_recipe(recipe).data if recipe.is_file() else Data()).max_detections

@@ -60,7 +60,7 @@ def describe(
 
     from saccade import list_models
     from saccade.benchmark import count
-    from saccade.models._paper import REPORTED
+    from saccade.models.paper import REPORTED
 
     rows = []
     for name in list_models(pattern):

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from saccade._extras import require
 from saccade.engine.module import Training
 from saccade.engine.recipe import NAMES
-from saccade.models._card import Card, save_model
+from saccade.models.card import Card, save_model
 
 MINUTES = 10  # between states, when nothing else asks for one
 

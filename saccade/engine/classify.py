@@ -16,7 +16,7 @@ from saccade.engine.feed import Feed, Share, batch_augment, evaluation_batches, 
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Recipe, RecipeError
 from saccade.engine.report import classes_section, pictures_section
-from saccade.models._card import Card, preprocess_of
+from saccade.models.card import Card, preprocess_of
 from saccade.tasks.classification import accuracy_metrics, build_classifier, classification_loss
 from saccade.tasks.distillation import distillation_loss, load_teacher
 

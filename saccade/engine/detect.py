@@ -19,7 +19,7 @@ from saccade.engine.feed import BadPictures, Feed, Share, Sources
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Data, Recipe
 from saccade.engine.report import classes_section, figure, gallery
-from saccade.models._card import Card, preprocess_of
+from saccade.models.card import Card, preprocess_of
 from saccade.tasks.coco import CocoMetric
 from saccade.tasks.detection import create_detector
 from saccade.tasks.detections import draw_detections

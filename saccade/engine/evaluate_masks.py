@@ -17,7 +17,7 @@ from saccade.data.masks import MaskSource, check_masks, masked
 from saccade.data.open_masks import open_mask_split
 from saccade.data.source import DataError
 from saccade.engine.feed import BadPictures
-from saccade.models._card import Card, Preprocess
+from saccade.models.card import Card, Preprocess
 from saccade.tasks.inference import WHOLE, Inference, infer
 from saccade.tasks.open import open_task_model
 from saccade.tasks.segmentation import IGNORE, Scores, segmentation_metric

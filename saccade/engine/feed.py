@@ -29,7 +29,7 @@ from saccade.data.source import DataError, Source
 from saccade.data.transforms import MemoryTransform, eval_transform, train_transform
 from saccade.engine.clock import Clock
 from saccade.engine.recipe import Augment, Data, Recipe
-from saccade.models._card import Preprocess
+from saccade.models.card import Preprocess
 
 _logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from saccade.engine.clock import Clock
 from saccade.engine.feed import Feed, Share, Sources
 from saccade.engine.optim import make_optimizer, make_schedule
 from saccade.engine.recipe import Recipe
-from saccade.models._card import Card, Preprocess
+from saccade.models.card import Card, Preprocess
 from saccade.tasks.classification import freeze_norms
 
 

@@ -23,7 +23,7 @@ from saccade.engine.feed import BadPictures, Feed, Share, Sources, memory_feed
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Data, Recipe
 from saccade.engine.report import classes_section, figure, gallery
-from saccade.models._card import Card, preprocess_of
+from saccade.models.card import Card, preprocess_of
 from saccade.tasks.inference import Inference
 from saccade.tasks.segmentation import IGNORE, Scores, create_segmenter, pixel_loss, segmentation_metric
 from saccade.tasks.segments import class_colours, overlay

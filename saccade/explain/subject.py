@@ -10,9 +10,9 @@ from timm.models import get_pretrained_cfg
 from torch import nn
 
 from saccade.explain.record import reporters
-from saccade.models._build import MEAN, STD, create_model, embedded_tag, list_models
-from saccade.models._card import Card, Preprocess, weights_file
-from saccade.models._checkpoint import load_checkpoint, read_state_dict
+from saccade.models.card import Card, Preprocess, weights_file
+from saccade.models.checkpoint import load_checkpoint, read_state_dict
+from saccade.models.registry import MEAN, STD, create_model, embedded_tag, list_models
 from saccade.tasks.detection import DETECTORS
 from saccade.tasks.open import open_task_model, read_task_card
 

@@ -5,6 +5,6 @@ from saccade.models import sparseformer as sparseformer
 from saccade.models import svit as svit
 from saccade.models import video_sparseformer as video_sparseformer
 from saccade.models import vt as vt
-from saccade.models._embedded import register_embedded
+from saccade.models.embedded import register_embedded
 
 register_embedded()  # after the families: a tag belongs to a registered model

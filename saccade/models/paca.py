@@ -33,8 +33,8 @@ from saccade.layers.norm import ChannelNorm, add_norm, fits_map
 from saccade.layers.position import AbsolutePosition
 from saccade.layers.residual import conv_norm
 from saccade.layers.stem import first_conv
-from saccade.models._build import build, choose, one_a_stage, pretrained_cfg, register
 from saccade.models.paca_teacher import ClusteringTeacher
+from saccade.models.registry import build, choose, one_a_stage, pretrained_cfg, register
 from saccade.tokens.clusters import (
     ClusterTokenizer,
     ConvClustering,

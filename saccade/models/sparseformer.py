@@ -37,7 +37,7 @@ from saccade.layers.residual import (
     learns_compiled,
     stem_conv_pool,
 )
-from saccade.models._build import build, choose, pretrained_cfg, register
+from saccade.models.registry import build, choose, pretrained_cfg, register
 from saccade.tokens.locate import LocationAttention, locate
 from saccade.tokens.regions import (
     AdaptiveDecoder,

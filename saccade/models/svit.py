@@ -37,7 +37,7 @@ from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition, RelativePosition
 from saccade.layers.residual import conv_act_norm, fits_inference
 from saccade.layers.stem import ends_fixed, first_conv, first_conv_gelu_norm, starts
-from saccade.models._build import build, choose, one_a_stage, pretrained_cfg, register
+from saccade.models.registry import build, choose, one_a_stage, pretrained_cfg, register
 from saccade.tokens.super_tokens import SuperTokenizer, spread
 
 __all__ = ["SViT"]

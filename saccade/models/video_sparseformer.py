@@ -21,7 +21,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from saccade.layers.grid import channels_last, check_clips
-from saccade.models._build import build, choose, pretrained_cfg, register
+from saccade.models.registry import build, choose, pretrained_cfg, register
 from saccade.models.sparseformer import SparseFormer
 from saccade.tokens.regions import region_tubes
 

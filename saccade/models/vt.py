@@ -53,8 +53,8 @@ from saccade.layers.residual import (
     pool_features,
     stem_conv,
 )
-from saccade.models._build import build, choose, pretrained_cfg, register
-from saccade.models._resnet import LeanBasicBlock, LeanBottleneck
+from saccade.models.registry import build, choose, pretrained_cfg, register
+from saccade.models.resnet import LeanBasicBlock, LeanBottleneck
 from saccade.tokens.projector import TokenProjector
 from saccade.tokens.visual_tokens import TOKENIZERS, KeepTokenizer, RecurrentTokenizer, RepeatedTokenizer, pixel_groups
 

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade._extras import require
-from saccade.models._build import create_model
-from saccade.models._checkpoint import CheckpointError, load_checkpoint, read_state_dict
+from saccade.models.checkpoint import CheckpointError, load_checkpoint, read_state_dict
+from saccade.models.registry import create_model
 
 
 def build_classifier(

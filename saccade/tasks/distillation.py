@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.models._card import Preprocess, open_model, preprocess_of
+from saccade.models.card import Preprocess, open_model, preprocess_of
 from saccade.tasks.video import average_views
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.models._build import list_models
-from saccade.models._card import Card, Preprocess, open_model, preprocess_of, read_card, weights_file
-from saccade.models._checkpoint import CheckpointError, convert_parts, load_checkpoint, read_state_dict
+from saccade.models.card import Card, Preprocess, open_model, preprocess_of, read_card, weights_file
+from saccade.models.checkpoint import CheckpointError, convert_parts, load_checkpoint, read_state_dict
 from saccade.models.official import heads
+from saccade.models.registry import list_models
 from saccade.tasks.detection import create_detector
 from saccade.tasks.segmentation import BACKBONE_KWARGS, create_segmenter
 

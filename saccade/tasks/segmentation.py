@@ -19,9 +19,9 @@ from saccade.heads.upernet import UperNetHead
 from saccade.heads.vt_fpn import vt_fpn_head
 from saccade.layers.conv import resize_like
 from saccade.layers.grid import channels_last, check_images
-from saccade.models._build import choose, create_model
-from saccade.models._card import Card, read_card
-from saccade.models._checkpoint import LoadReport, convert_parts, load_checkpoint, read_state_dict
+from saccade.models.card import Card, read_card
+from saccade.models.checkpoint import LoadReport, convert_parts, load_checkpoint, read_state_dict
+from saccade.models.registry import choose, create_model
 
 IGNORE = 255  # masks: not labelled, learns nothing and counts for nothing
 PYRAMID_HEADS: dict[str, Callable[..., nn.Module]] = {

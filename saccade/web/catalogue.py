@@ -11,9 +11,9 @@ from torch import nn
 
 from saccade import weights
 from saccade.explain.subject import Subject, load_subject
-from saccade.models._build import list_models
-from saccade.models._card import Card, weights_file
-from saccade.models._checkpoint import CheckpointError
+from saccade.models.card import Card, weights_file
+from saccade.models.checkpoint import CheckpointError
+from saccade.models.registry import list_models
 from saccade.tasks.open import open_task_model, read_task_card
 
 FAMILIES = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 from saccade.engine.evaluate_masks import answer, look_at
-from saccade.models._card import Card
+from saccade.models.card import Card
 from saccade.tasks.inference import Inference
 from saccade.tasks.segments import areas, class_colours, label_image, overlay
 

@@ -12,7 +12,7 @@ from saccade.engine.evaluate import evaluate_checkpoint, evaluate_model
 from saccade.engine.feed import evaluation_batches
 from saccade.engine.recipe import RecipeError, load_recipe
 from saccade.engine.train import train
-from saccade.models._card import open_model
+from saccade.models.card import open_model
 
 TINY = (
     "model={name: video_sparseformer_nano, kwargs: {inflation: 2, num_tokens: 4, focus_dim: 32, cortex_dim: 32, "

@@ -9,7 +9,7 @@ import saccade
 from saccade.kernels import cudnn
 from saccade.layers import residual
 from saccade.layers.conv import ConvNormRelu
-from saccade.models._resnet import LeanBasicBlock, LeanBottleneck
+from saccade.models.resnet import LeanBasicBlock, LeanBottleneck
 from tests.deploy.test_optimize import lived_in
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="cuDNN needs a GPU")

@@ -8,7 +8,7 @@ from torch import nn
 import saccade
 from saccade.kernels import HAS_TRITON, norm_relu
 from saccade.layers import residual
-from saccade.models._resnet import LeanBasicBlock, LeanBottleneck
+from saccade.models.resnet import LeanBasicBlock, LeanBottleneck
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the kernel runs in Triton's interpreter
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16

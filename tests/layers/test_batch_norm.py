@@ -12,7 +12,7 @@ from saccade.layers import batch_norm, residual
 from saccade.layers.batch_norm import learns_fused
 from saccade.layers.conv import ConvNormRelu
 from saccade.layers.linear import ListNorm
-from saccade.models._resnet import LeanBasicBlock, LeanBottleneck
+from saccade.models.resnet import LeanBasicBlock, LeanBottleneck
 from saccade.models.svit import ConvGeluNorm, ConvNorm
 
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is nothing to fuse")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import saccade
-from saccade.models._checkpoint import CheckpointError, identify, read_metadata
+from saccade.models.checkpoint import CheckpointError, identify, read_metadata
 from tests.parity import kit
 
 
@@ -187,7 +187,7 @@ def test_a_failed_write_keeps_the_old_file(nano, tmp_path, monkeypatch):
     def full_disk(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("saccade.models._checkpoint.save_file", full_disk)
+    monkeypatch.setattr("saccade.models.checkpoint.save_file", full_disk)
     with pytest.raises(OSError, match="no space"):
         saccade.save_checkpoint(nano, path)
     assert path.read_bytes() == before

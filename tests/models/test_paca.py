@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 import saccade
-from saccade.models._checkpoint import CheckpointError, identify
+from saccade.models.checkpoint import CheckpointError, identify
 from tests.models import slow_paca
 from tests.parity import kit
 from tests.parity.fill import fill

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import saccade
 from saccade.layers.sampling import sample
-from saccade.models._checkpoint import CheckpointError, identify
+from saccade.models.checkpoint import CheckpointError, identify
 from tests.parity import kit
 
 VARIANT, NAME = "sparseformer_v1_tiny", "sparseformer_tiny"

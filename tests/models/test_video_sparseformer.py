@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import saccade
 from saccade.layers.boxes import centre_and_size
-from saccade.models._checkpoint import CheckpointError, identify
+from saccade.models.checkpoint import CheckpointError, identify
 from saccade.tokens.regions import region_grid, region_tubes
 from saccade.tokens.trace import RegionTrace, TubeTrace
 from tests.parity import kit

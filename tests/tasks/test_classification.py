@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import saccade
-from saccade.models._card import Card, Preprocess, open_model, preprocess_of, save_model
+from saccade.models.card import Card, Preprocess, open_model, preprocess_of, save_model
 from saccade.tasks.classification import (
     accuracy_metrics,
     build_classifier,

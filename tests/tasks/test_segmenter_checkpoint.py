@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import saccade
-from saccade.models._checkpoint import CheckpointError
+from saccade.models.checkpoint import CheckpointError
 from saccade.tasks.segmentation import HEADS
 from tests.parity import kit
 from tests.parity.fill import fill

@@ -76,7 +76,7 @@ def test_predict_slides_where_it_is_told_and_skips_what_it_cannot_read(capsys, f
 
 
 def test_predict_knows_classifiers_too(capsys, tmp_path):
-    from saccade.models._card import Card, Preprocess, save_model
+    from saccade.models.card import Card, Preprocess, save_model
 
     model = saccade.create_model("svit_nano", num_classes=3)
     card = Card("svit_nano", 3, {}, ["ant", "bee", "cat"], Preprocess(64))

@@ -8,7 +8,7 @@ import torch
 import saccade
 from saccade.cli import main
 from saccade.engine.evaluate import answer
-from saccade.models._card import preprocess_of
+from saccade.models.card import preprocess_of
 from tests.engine.runs import arguments
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.models._card import Card, Preprocess, save_model
+from saccade.models.card import Card, Preprocess, save_model
 from saccade.tasks.segmentation import create_segmenter
 from saccade.web.catalogue import Catalogue
 from saccade.web.service import Service

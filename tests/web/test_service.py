@@ -144,7 +144,7 @@ def test_a_bad_upload_reaches_no_model(segmenter, tmp_path):
 
 def test_a_video_model_is_refused(tmp_path):
     import saccade
-    from saccade.models._card import Card, Preprocess, save_model
+    from saccade.models.card import Card, Preprocess, save_model
 
     torch.manual_seed(0)
     model = saccade.create_model("video_sparseformer_nano", num_classes=2)

@@ -14,7 +14,7 @@ import saccade
 from saccade import weights
 from saccade.data.photos import photo_paths
 from saccade.data.scenes import Scenes
-from saccade.models._card import open_model, read_card, readable
+from saccade.models.card import open_model, read_card, readable
 from saccade.tasks.open import open_task_model
 from tests.weights.folder import SHIPPED, WORDNET, load_tool, make_run, weights_in
 

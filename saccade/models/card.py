@@ -14,8 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from saccade import weights
-from saccade.models._build import MEAN, STD, create_model
-from saccade.models._checkpoint import (
+from saccade.models.checkpoint import (
     CheckpointError,
     identify,
     load_checkpoint,
@@ -23,6 +22,7 @@ from saccade.models._checkpoint import (
     read_state_dict,
     save_checkpoint,
 )
+from saccade.models.registry import MEAN, STD, create_model
 
 
 class Preprocess(NamedTuple):

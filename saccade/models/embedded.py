@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from timm.models import _registry, get_pretrained_cfg, is_model
 
 from saccade import weights
-from saccade.models._card import Card, read_card
+from saccade.models.card import Card, read_card
 
 _logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
-from saccade.models._build import create_model, list_models
 from saccade.models.official import FAMILIES, heads
+from saccade.models.registry import create_model, list_models
 
 _logger = logging.getLogger(__name__)
 
