@@ -1,8 +1,8 @@
-"""Print docs/speed.md from bench/results/*.json, which `saccade bench --out bench/results` and bench/run_all.sh write.
+"""Print docs/speed.md from benchmarks/results/*.json, which `saccade bench --out benchmarks/results` and benchmarks/run_all.sh write.
 
 python docs/make_speed.py           # write docs/speed.md
 python docs/make_speed.py --check   # fail if it is out of date
-python docs/make_speed.py --draw    # first draw the pictures of what bench/run_all.sh wrote
+python docs/make_speed.py --draw    # first draw the pictures of what benchmarks/run_all.sh wrote
 """
 
 import argparse
@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-RESULTS = HERE.parent / "bench" / "results"
+RESULTS = HERE.parent / "benchmarks" / "results"
 HEADER = """# Speed
 
-The tables below are printed by `python docs/make_speed.py` from `bench/results/*.json`; do not edit this page. How the
-code came to be as fast as it is, step by step with predictions and what was tried and lost, is in `bench/NOTES.md`.
+The tables below are printed by `python docs/make_speed.py` from `benchmarks/results/*.json`; do not edit this page. How the
+code came to be as fast as it is, step by step with predictions and what was tried and lost, is in `benchmarks/NOTES.md`.
 
 ## Making a model fast
 
@@ -47,15 +47,15 @@ None of it happens in a layer that a hook listens to; the fused call not in runs
 | training, one shape | `torch.cuda.make_graphed_callables(model, (images,))`, in `autocast(…, cache_enabled=False)` |
 
 Eager inference under autocast on a GPU casts all weights of one of saccade's models together, anew for every call: of
-the launches of PaCa-S, for which the GPU waits, 239 of 431 are left (`python bench/count_ops.py paca_small --kernels`).
+the launches of PaCa-S, for which the GPU waits, 239 of 431 are left (`python benchmarks/count_ops.py paca_small --kernels`).
 
 For a GPU, autograd goes back in a thread of its own, on another core, where nothing of what the way there left is at
 hand (PyTorch means to change that). In eager steps the GPU waits for it: on the H200 below, SparseFormer-T took 46 ms a
-step of 128 images with that thread and 30 without (`python bench/waiting.py sparseformer_tiny --batches 128`).
+step of 128 images with that thread and 30 without (`python benchmarks/waiting.py sparseformer_tiny --batches 128`).
 `saccade train` and `saccade bench` go back in the thread that went forward; in a loop of your own, the line above does.
 
 `saccade train` and `saccade bench` compile with one option more, small steps that do not wait for one another in one
-launch; so does `torch.compile(model, **compiling("reduce-overhead"))` with `compiling` of `saccade.deploy.compiling`.
+launch; so does `torch.compile(model, **compiling("reduce-overhead"))`, `compiling` of `saccade.inference.compiling`.
 
 A CUDA graph has one shape: another batch size raises an error that says so; `reset()` lets another shape in.
 
@@ -70,7 +70,7 @@ saccade bench vt_resnet50 resnet50 --optimize both --memory-format contiguous ch
 All cases take turns in one run, so that a busy moment hits all alike; read the ratios. The spread is half the distance
 between the quartiles. TFLOP/s count two operations a multiply-add, three times as many in training; the ceiling is a
 large matrix product in the same type on the same machine. `--out DIR` keeps JSON and a picture; results under
-`bench/results` end up on this page.
+`benchmarks/results` end up on this page.
 """
 
 
@@ -108,7 +108,7 @@ def ceilings(document: dict) -> str:
 
 
 def is_table(rows: list[dict]) -> bool:
-    """Whether models were measured in several ways, as bench/gpu_table.py does."""
+    """Whether models were measured in several ways, as benchmarks/gpu_table.py does."""
     return bool(rows) and "column" in rows[0]
 
 

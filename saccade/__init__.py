@@ -16,8 +16,8 @@ from saccade.tasks.detection import create_detector
 from saccade.tasks.segmentation import create_segmenter
 
 if TYPE_CHECKING:
-    from saccade.deploy.optimize import optimize
     from saccade.explain.explanation import explain as explain
+    from saccade.inference.optimize import optimize
 
 try:
     __version__ = version("saccade")
@@ -41,7 +41,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "optimize":  # tracing machinery that only deployment needs
-        from saccade.deploy.optimize import optimize
+        from saccade.inference.optimize import optimize
 
         return optimize
     raise AttributeError(f"module 'saccade' has no attribute {name!r}")

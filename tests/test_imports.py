@@ -15,11 +15,11 @@ MAY_IMPORT = {
     "heads": {"tokens", "layers", "heads"},
     "tasks": {"heads", "models", "tasks", "layers"},
     "data": {"data"},
-    "engine": {"tasks", "data", "engine", "models", "benchmark", "deploy"},
+    "engine": {"tasks", "data", "engine", "models", "benchmark", "inference"},
     "explain": {"models", "tasks", "tokens", "explain", "data", "layers"},
     "export": {"models", "tasks", "tokens", "export"},
-    "benchmark": {"models", "tasks", "tokens", "benchmark", "deploy"},
-    "deploy": {"layers", "deploy"},
+    "benchmark": {"models", "tasks", "tokens", "benchmark", "inference"},
+    "inference": {"layers", "inference"},
 }
 ONLY_TRACE = {"explain", "export", "benchmark"}  # of tokens/, they may know the traces alone
 EVERYWHERE = {"_extras", "weights"}  # leaves: they import nothing of the house

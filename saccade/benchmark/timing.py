@@ -14,8 +14,8 @@ from torch import nn
 
 from saccade.benchmark.cost import count
 from saccade.benchmark.machine import Ceiling, PeakMemory, synchronize
-from saccade.deploy.compiling import compiling
-from saccade.deploy.optimize import optimize
+from saccade.inference.compiling import compiling
+from saccade.inference.optimize import optimize
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

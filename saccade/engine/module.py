@@ -13,12 +13,12 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from saccade.data.loader import Batch, seed_all
-from saccade.deploy.compiling import compiling
 from saccade.engine.average import Average
 from saccade.engine.clock import Clock
 from saccade.engine.feed import Feed, Share, Sources
 from saccade.engine.optim import make_optimizer, make_schedule
 from saccade.engine.recipe import Recipe
+from saccade.inference.compiling import compiling
 from saccade.models.card import Card, Preprocess
 from saccade.tasks.classification import freeze_norms
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from saccade.kernels.launch import HAS_TRITON
 
-# What compilers may take; bench/check_compiled_training.py checks a model's training with them.
+# What compilers may take; benchmarks/check_compiled_training.py checks a model's training with them.
 COMPILED = (
     "layer_norm", "depthwise_post", "depthwise", "super_tokens", "short_attention", "place", "sample", "mix", "linear",
     "linear_gelu", "conv_relu", "to_blocks", "few_keys", "stem_conv", "pool", "first_conv", "depthwise_wide",

@@ -10,7 +10,7 @@ from saccade.kernels import cudnn
 from saccade.layers import residual
 from saccade.layers.conv import ConvNormRelu
 from saccade.models.resnet import LeanBasicBlock, LeanBottleneck
-from tests.deploy.test_optimize import lived_in
+from tests.inference.test_optimize import lived_in
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="cuDNN needs a GPU")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -12,7 +12,7 @@ from saccade.kernels import HAS_TRITON, blocks, cudnn, enabled, pool, trusted
 from saccade.layers import residual
 from saccade.layers.conv import ConvNormRelu
 from saccade.models.resnet import LeanBasicBlock, LeanBottleneck
-from tests.deploy.test_optimize import lived_in
+from tests.inference.test_optimize import lived_in
 
 # On a GPU machine kernels are compiled, not interpreted, and take no tensors of a CPU.
 interpreted = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""Where the time goes on a GPU, and what the kernels bring: `python bench/profile_gpu.py MODEL …`."""
+"""Where the time goes on a GPU, and what the kernels bring: `python benchmarks/profile_gpu.py MODEL …`."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""How many operations one forward pass launches, and who launches them: `python bench/count_ops.py MODEL …`.
+"""How many operations one forward pass launches, and who launches them: `python benchmarks/count_ops.py MODEL …`.
 
 Counts every ATen operation that is not a view, on a CPU, under bfloat16 autocast as on a GPU. With `--kernels` what a
 fused kernel does there is one operation; its answer is not computed. Launch-bound models get faster as it falls.

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import saccade
-from saccade.deploy.fold import ChannelAffine, fold_norms
+from saccade.inference.fold import ChannelAffine, fold_norms
 from tests.contract.names import NANOS
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 5e-2}  # as promised

@@ -1,6 +1,6 @@
 """What listening costs: one 224 px image, the plain forward pass and the same with every trace taken, by turns.
 
-`python bench/explain.py [MODEL ...]`
+`python benchmarks/explain.py [MODEL ...]`
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""Super token attention of SViT-S against the `unfold`/`fold` way, by turns: `python bench/super_tokens.py`."""
+"""Super token attention of SViT-S against the `unfold`/`fold` way, by turns: `python benchmarks/super_tokens.py`."""
 
 import statistics
 import sys

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.deploy.cuda_graph import CudaGraph
-from saccade.deploy.fold import fold_norms
+from saccade.inference.cuda_graph import CudaGraph
+from saccade.inference.fold import fold_norms
 from saccade.layers.kept import never_change
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

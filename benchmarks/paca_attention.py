@@ -1,6 +1,6 @@
 """The attention of `paca_small`'s first stage at 512 px, against what the authors' code calls in eval.
 
-    python bench/paca_attention.py --size 512 --threads 1
+    python benchmarks/paca_attention.py --size 512 --threads 1
 
 One process, the variants take turns; read the ratios. `group` is the clustering and the token means, which both
 designs share. `weights returned` is F.multi_head_attention_forward(need_weights=True) on the same tensors.

@@ -1,6 +1,6 @@
 """What a training step costs the host: Python, PyTorch's dispatcher and our road to the kernels, without any GPU.
 
-    python bench/host_cost.py [calls] [svit_small paca_small sparseformer_tiny vt_resnet50] [--profile] [--rounds 30]
+    python benchmarks/host_cost.py [calls] [svit_small paca_small sparseformer_tiny vt_resnet50] [--profile] [--rounds 30]
 
 Every kernel is taken as on a GPU, found compiled at its second call, and then not run: the launch itself returns at
 once, so what a tensor holds is whatever its memory held. Models keep their depth and lose their width, so that the

@@ -1,7 +1,7 @@
-"""The whole table of speeds on one GPU, in at most a few minutes: `bench/run_all.sh`, or
+"""The whole table of speeds on one GPU, in at most a few minutes: `benchmarks/run_all.sh`, or
 
-    python bench/gpu_table.py --warm                 # compile every model, several at a time: fills the caches
-    python bench/gpu_table.py --out DIR --minutes 6  # measure column by column, writing after each
+    python benchmarks/gpu_table.py --warm                 # compile every model, several at a time: fills the caches
+    python benchmarks/gpu_table.py --out DIR --minutes 6  # measure column by column, writing after each
 
 Every column is one interleaved run over all models, in a process of its own. Columns stand in the order of what is
 wanted most; when the time is up, the rest is left out and named. `--out` gets table.json and scaling.json, which
@@ -70,7 +70,7 @@ def save(path: Path, rows: list[dict], ceiling, notes: list[str]) -> None:
     for row in rows:
         row.pop("rounds", None)
     document = {
-        "command": "bench/run_all.sh",
+        "command": "benchmarks/run_all.sh",
         "machine": describe_machine("cuda"),
         "ceilings": {"bfloat16": ceiling._asdict()},
         "notes": notes,
@@ -161,7 +161,7 @@ def warm_all(at_once: int, models: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("bench/results"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))

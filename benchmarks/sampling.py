@@ -1,6 +1,6 @@
 """SparseFormer's hot step, sampling and adaptive mixing, against `grid_sample` and `baddbmm`, by turns.
 
-    python bench/sampling.py --batch 8 --threads 1
+    python benchmarks/sampling.py --batch 8 --threads 1
 
 Same inputs (the sizes of Tiny), same numbers; read the ratios. Then, where the time of a whole model goes.
 """

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from saccade.deploy.compiling import TOGETHER, compiling
+from saccade.inference.compiling import TOGETHER, compiling
 
 
 @pytest.mark.parametrize("mode", [None, "default", "reduce-overhead"])
@@ -28,5 +28,5 @@ def test_a_mode_that_torch_does_not_know_is_refused(monkeypatch):
 
 def test_a_pytorch_without_that_option_compiles_as_it_can(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("saccade.deploy.compiling.TOGETHER", {"an_option_of_another_year": True})
+    monkeypatch.setattr("saccade.inference.compiling.TOGETHER", {"an_option_of_another_year": True})
     assert compiling("reduce-overhead") == {"mode": "reduce-overhead"}

@@ -1,6 +1,6 @@
 """Attention of short lists on a GPU, ours against the library's (each of its backends), forward and with backward.
 
-python bench/short_attention.py
+python benchmarks/short_attention.py
 
 For every shape the floor: bytes of the fused projection and of the answer, read and written once, over a copy's speed.
 """

@@ -1,4 +1,4 @@
-"""What an eager step waits for on a GPU: `python bench/waiting.py [sparseformer_tiny svit_small …] [--mode train]`.
+"""What an eager step waits for on a GPU: `python benchmarks/waiting.py [sparseformer_tiny svit_small …] [--mode train]`.
 
 An eager step takes the host as long with eight pictures as with a hundred, unless something in it waits for the GPU.
 So every model is timed with few pictures and with many, by itself and beside other models that take turns with it; for

@@ -1,7 +1,7 @@
 """Compiled training against eager, update by update: where does the first difference or non-finite value show up?
 
-    python bench/check_compiled_training.py svit_nano --updates 300                  # every set of kernels
-    python bench/check_compiled_training.py svit_nano --kernels depthwise super_tokens --updates 300
+    python benchmarks/check_compiled_training.py svit_nano --updates 300                  # every set of kernels
+    python benchmarks/check_compiled_training.py svit_nano --kernels depthwise super_tokens --updates 300
 
 For every set of kernels that compilers may take: N updates under bfloat16 autocast on the same random pictures (whose
 classes can be learnt), with the loss, the largest gradient and the first parameter that is not finite. Then one update
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from timm.models import create_model
 
 import saccade  # noqa: F401  (registers the models)
-from saccade.deploy.compiling import compiling
+from saccade.inference.compiling import compiling
 from saccade.kernels import COMPILED, enabled, trusted
 
 SETS = {

@@ -1,6 +1,6 @@
 """Which tile suits which kernel: times the kernels over tiles on a GPU, beside the floor.
 
-    python bench/tiles.py [mix mixing sums batch_norm depthwise norms short_norms few_keys grouped tokens]
+    python benchmarks/tiles.py [mix mixing sums batch_norm depthwise norms short_norms few_keys grouped tokens]
 
 The floor is the bytes a kernel must move over the copy speed of an H200. What wins goes into the kernel's `_tile` or
 `_gradient_tile`.
