@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test test-all lint format clean
+.PHONY: help demo test test-gpu test-all lint format clean
 
 help:
 	@echo "make demo      install into .venv and run the demo (CPU, minutes)"
 	@echo "make test      install with the dev extra and run the test suite"
 	@echo "make test-all  the suite with its slow tail"
+	@echo "make test-gpu  operators against their references on a GPU"
 	@echo "make lint      ruff and pyright"
 	@echo "make format    let ruff format the code"
 	@echo "make clean     remove .venv and everything that was built"
@@ -29,6 +30,9 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/ops tests/inference
 
 test-all: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal

@@ -8,18 +8,19 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "saccade"
 MAY_IMPORT = {
-    "layers": {"layers", "kernels"},
-    "tokens": {"layers", "kernels", "tokens"},
+    "ops": {"ops"},
+    "layers": {"layers", "kernels", "ops"},
+    "tokens": {"layers", "kernels", "ops", "tokens"},
     "kernels": {"kernels"},
-    "models": {"tokens", "layers", "models"},
-    "heads": {"tokens", "layers", "heads"},
+    "models": {"tokens", "layers", "models", "ops"},
+    "heads": {"tokens", "layers", "heads", "ops"},
     "tasks": {"heads", "models", "tasks", "layers"},
     "data": {"data"},
     "engine": {"tasks", "data", "engine", "models", "benchmark", "inference"},
     "explain": {"models", "tasks", "tokens", "explain", "data", "layers"},
     "export": {"models", "tasks", "tokens", "export"},
     "benchmark": {"models", "tasks", "tokens", "benchmark", "inference"},
-    "inference": {"layers", "inference"},
+    "inference": {"layers", "inference", "ops"},
 }
 ONLY_TRACE = {"explain", "export", "benchmark"}  # of tokens/, they may know the traces alone
 EVERYWHERE = {"_extras", "weights"}  # leaves: they import nothing of the house
