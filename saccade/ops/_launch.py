@@ -94,9 +94,10 @@ def variant(build: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(build)
     def get(*key: Any) -> T:
-        if _state.tracing:
-            key = tuple(int(value) if isinstance(value, torch.SymInt) else value for value in key)
-        return cached(*key)
+        try:
+            return cached(*key)
+        except TypeError:  # a symbol cannot be hashed
+            return cached(*(int(value) if isinstance(value, torch.SymInt) else value for value in key))
 
     return get
 
