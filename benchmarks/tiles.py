@@ -26,7 +26,7 @@ from saccade.kernels import (
     token_attention,
 )  # fmt: skip
 from saccade.kernels.launch import forget_plans
-from saccade.tokens.regions import sample_and_mix
+from saccade.ops.roi_sampling import sample_and_mix
 
 SPEED = 4.1e12  # bytes a second
 MAPS = [(128, 56, 56, 256), (128, 28, 28, 512), (128, 14, 14, 1280)]

@@ -16,9 +16,10 @@ def from_centre(centre: Tensor, size: Tensor) -> Tensor:
 
 
 def adjust(boxes: Tensor, deltas: Tensor, limit: float = 8.0) -> Tensor:
-    """Shift by a share of the size, grow by a power of e (SF-19); both (..., 2 A), deltas (shifts, growths).
+    """Shift boxes by fractions of their size and grow them by powers of e (SparseFormer Eqs. 7-8).
 
-    No step grows or shrinks a side more than e^limit, 3000-fold: never reached in practice, but a box stays finite.
+    boxes and deltas (shifts, growths) are (..., 2 A). No step changes a side by more than e^limit, 3000-fold: never
+    reached in practice, but boxes stay finite.
     """
     centre, size = centre_and_size(boxes)
     shift, growth = deltas.chunk(2, dim=-1)

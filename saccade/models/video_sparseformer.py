@@ -1,14 +1,13 @@
-"""VideoSparseFormer: SparseFormer with a time axis, arXiv 2304.03768, section 3.1.
+"""VideoSparseFormer: SparseFormer with a time axis (arXiv 2304.03768, Sec. 3.3).
 
-group     tokens.regions.RegionTokenizer
-relate    layers.attention.SelfAttention
-put back  tokens.trace.TubeTrace, for the eye; classification needs nothing else
+group     tokens.regions.RegionTokenizer      Eqs. 2-9 with a third axis
+relate    layers.attention.SelfAttention      Sec. 3.2
+put back  tokens.trace.TubeTrace              for figures; classification needs no features
 
-A token's region becomes a tube: it has a place, a size, a moment and a length (SF-57). Tokens adjust all six numbers,
-place points in space and time, and read the frames between pixels and between moments (SF-58). The frames themselves
-meet nothing but the early convolution, one by one (SF-59). The tokens of the image model are there once for each of
-`inflation` equal segments of time (SF-60), and the weights of an image model make a video model that, on a clip of one
-still frame, says what the image model says (SF-61).
+A token's region becomes a tube: centre, size, moment and length. Tokens adjust all six numbers, place points in space
+and time, and interpolate between pixels and between frames. The early convolution sees the frames one by one. The
+tokens of the image model are repeated for each of `inflation` equal segments of the clip, so that the weights of an
+image model, inflated, give its logits on a clip of one repeated frame.
 """
 
 from typing import Any
@@ -31,22 +30,22 @@ torch.fx.wrap("channels_last")
 
 
 class VideoSparseFormer(SparseFormer):
-    """Tokens that look at a clip where and when they choose, in timm's contract.
+    """Latent tokens that sample a clip in tubes they move themselves; timm's interface.
 
     Args:
-        inflation: segments of time; every segment has its own `num_tokens` tokens. Any number of frames goes in.
-        restrict_gradient: as in `SparseFormer`, but off: the authors' video model does not know it.
-        kwargs: the other options of `SparseFormer`, but for `dense`.
+        inflation: segments of time, each with its own `num_tokens` tokens. Clips may have any number of frames.
+        restrict_gradient: as in `SparseFormer`, but off, as in the authors' video model.
+        kwargs: the other options of `SparseFormer`, except `dense`.
     """
 
     axes = 3  # across, down, time
 
     def __init__(self, inflation: int = 8, restrict_gradient: bool = False, **kwargs: Any):
         if inflation < 1:
-            raise ValueError(f"expected inflation >= 1, the segments of time that have tokens; got {inflation}.")
+            raise ValueError(f"expected inflation >= 1 (segments of time), got {inflation}.")
         super().__init__(restrict_gradient=restrict_gradient, **kwargs)
         if self.locate is not None:
-            raise ValueError("dense maps of a clip do not exist; `saccade.record` has the maps of every token.")
+            raise ValueError("dense=True is for images; `saccade.record` has the maps of every token of a clip.")
         self.inflation = inflation
         self.feature_info = []
         tubes = region_tubes(self.regions.detach(), inflation)
@@ -54,11 +53,10 @@ class VideoSparseFormer(SparseFormer):
         self.embeddings = nn.Parameter(self.embeddings.new_empty(len(tubes), self.embeddings.shape[1]))
         trunc_normal_(self.embeddings, std=1.0)
 
-    @torch.jit.ignore
     def adapt_checkpoint(
         self, state_dict: dict[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, str], dict[str, str]]:
-        """An image model's weights are inflated: tokens for every segment of time, zeros for all that is about time."""
+        """Inflate an image model's weights: tokens for every segment of time, zeros for the time axis."""
         if state_dict.get("regions", self.regions).shape[1] == 2 * self.axes:
             return *super().adapt_checkpoint(state_dict), {}
         inflated, changed = inflate(state_dict, self.inflation)
@@ -81,8 +79,8 @@ class VideoSparseFormer(SparseFormer):
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Clips (B, 3, T, H, W) -> the tokens (B, M, D) after every pass, and the last ones.
 
-        `repeats` passes of the focusing, `depth` of the cortex transformer. There is no other format, and nothing to
-        do for `norm`, which stands behind the mean over tokens, and for `stop_early`.
+        `repeats` passes of the focusing, `depth` of the cortex transformer. There is no other format; `norm` (which
+        follows the mean over tokens) and `stop_early` have no effect.
         """
         choose("output_fmt", output_fmt, ("NLC",))
         passes: list[Tensor] = []
@@ -94,7 +92,7 @@ class VideoSparseFormer(SparseFormer):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the cortex blocks behind the last pass that is asked for, and the head."""
+        """Drop the cortex blocks after the last chosen pass, and the head."""
         take, last = feature_take_indices(self.focus.repeats + len(self.cortex.blocks), indices)
         self.cortex.blocks = self.cortex.blocks[: max(0, last + 1 - self.focus.repeats)]
         if prune_norm or prune_head:
@@ -104,7 +102,7 @@ class VideoSparseFormer(SparseFormer):
         return take
 
     def forward_tokens(self, clips: Tensor, passes: list[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """clips (B, 3, T, H, W) -> tokens (B, M, D), their tubes (B, M, 6), and what they looked at (B, C, T, h, w).
+        """clips (B, 3, T, H, W) -> tokens (B, M, D), their tubes (B, M, 6), and the sampled features (B, C, T, h, w).
 
         `passes` collects the tokens after every pass.
         """
@@ -112,7 +110,7 @@ class VideoSparseFormer(SparseFormer):
         batch = clips.shape[0]
         frames = clips.permute(0, 2, 3, 4, 1).flatten(0, 1).permute(0, 3, 1, 2)  # (B T, 3, H, W)
         features = self.stem(channels_last(frames)).unflatten(0, (batch, -1)).transpose(1, 2)  # (B, C, T, h, w)
-        return self.look_at(features, passes)
+        return self.sample_features(features, passes)
 
     def forward(self, clips: Tensor) -> Tensor:
         """clips (B, 3, T, H, W) -> logits (B, K)."""
@@ -120,9 +118,9 @@ class VideoSparseFormer(SparseFormer):
 
 
 def inflate(state_dict: dict[str, Tensor], segments: int) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """An image model's tensors for a video model, and which of them changed how (SF-61).
+    """Tensors of an image model for a video model, and how the changed ones changed.
 
-    Offsets are x y per point and become x y t; deltas are shifts then growths, and each gets its third.
+    Offsets are x y per point and become x y t; deltas are shifts, then growths, and each gets a third.
     """
     inflated, changed = dict(state_dict), {}
     for key, value in state_dict.items():
@@ -152,29 +150,27 @@ default_cfgs = generate_default_cfgs(
 
 def _video(name: str, pretrained: bool, **kwargs: Any) -> VideoSparseFormer:
     if kwargs.get("features_only"):
-        raise ValueError(
-            f"{name} has tokens and no feature maps: ask forward_intermediates(clips) for the tokens of every pass."
-        )
+        raise ValueError(f"{name} has no feature maps; use forward_intermediates(clips) for the tokens of every pass.")
     return build(VideoSparseFormer, name, pretrained, **kwargs)
 
 
 @register
 def video_sparseformer_tiny(pretrained: bool = False, **kwargs: Any) -> VideoSparseFormer:
-    """VideoSparseFormer-T. Reported: 31M parameters, 22 GFLOPs a view of 32 frames, 77.9 top-1 on Kinetics-400."""
+    """VideoSparseFormer-T. Reported: 31M parameters, 22 GFLOPs per view of 32 frames, 77.9 top-1 on Kinetics-400."""
     size = dict(num_classes=400, num_tokens=49, focus_dim=256, cortex_dim=512, depth=8)
     return _video("video_sparseformer_tiny", pretrained, **(size | kwargs))
 
 
 @register
 def video_sparseformer_small(pretrained: bool = False, **kwargs: Any) -> VideoSparseFormer:
-    """VideoSparseFormer-S. Reported: 48M parameters, 38 GFLOPs a view of 32 frames, 79.1 top-1 on Kinetics-400."""
+    """VideoSparseFormer-S. Reported: 48M parameters, 38 GFLOPs per view of 32 frames, 79.1 top-1 on Kinetics-400."""
     size = dict(num_classes=400, num_tokens=64, focus_dim=320, cortex_dim=640, depth=8)
     return _video("video_sparseformer_small", pretrained, **(size | kwargs))
 
 
 @register
 def video_sparseformer_base(pretrained: bool = False, **kwargs: Any) -> VideoSparseFormer:
-    """VideoSparseFormer-B. Reported: 81M parameters, 74 GFLOPs a view of 32 frames, 79.8 top-1 on Kinetics-400."""
+    """VideoSparseFormer-B. Reported: 81M parameters, 74 GFLOPs per view of 32 frames, 79.8 top-1 on Kinetics-400."""
     size = dict(num_classes=400, num_tokens=81, focus_dim=384, cortex_dim=768, depth=10)
     return _video("video_sparseformer_base", pretrained, **(size | kwargs))
 

@@ -1,36 +1,37 @@
-"""Tokens that look: a region each, points in it, samples at the points, decoded into the token (SparseFormer).
+"""Latent tokens with regions: points in the region, features sampled at the points, decoded into the token.
 
-One look of a token: adjust its region (SF-18, SF-19), place points in it (SF-05 … SF-08), read the map there
-(SF-09), mix what was read by matrices that the token itself makes (SF-13 … SF-15), and add the result to the token.
-Everything works on images (2 axes, regions x0 y0 x1 y1) and in videos (3 axes, x0 y0 t0 x1 y1 t1).
+One sampling step of SparseFormer: adjust the region (SparseFormer Eqs. 7-9), place points in it (Eqs. 2-3), sample the
+features there (Sec. 3.1), mix the samples by matrices that the token generates (Eqs. 4-6), and add the result to the
+token. It works on images (2 axes, regions x0 y0 x1 y1) and videos (3 axes, x0 y0 t0 x1 y1 t1). The arithmetic of
+Eqs. 3 and 5-8 is in `ops.roi_sampling`.
 
-Regions and points are float32 at least, whatever the type of the tokens: in bfloat16 the places near the far side of
-an image are 1/256 apart. Tokens and features keep the type of the model or of autocast.
+Regions and points are float32 at least, whatever the dtype of the tokens: in bfloat16 positions near the far side of an
+image are 1/256 apart. Tokens and features keep the dtype of the model or of autocast.
 """
 
 import math
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from timm.layers import drop_path
 from torch import Tensor, nn
 
-from saccade.kernels import allowed, mixing, suits
-from saccade.kernels import looking as kernels
-from saccade.layers.boxes import adjust, centre_and_size, from_centre
+from saccade.layers.boxes import from_centre
 from saccade.layers.linear import Linear, linear_whole
 from saccade.layers.norm import TokenNorm
-from saccade.layers.sampling import any_order, clamp_gradient, sample
+from saccade.ops.roi_sampling import clamp_gradient, place_points, sample, sample_and_mix, spread_points
 from saccade.tokens.trace import RegionTrace, TubeTrace
 
 
 class RegionTokenizer(nn.Module):
-    """Group pixels into the tokens that look at them: adjust regions, place points, sample, decode, add.
+    """Group pixels into tokens: adjust regions, place points, sample, decode, add.
 
-    `restrict_gradient` clamps the gradient of every point, in units of the image, to one pixel height of the map
-    (SF-12): bilinear interpolation knows the slope between two pixels only, and the slope can be steep. A loss that was
-    scaled against underflow (float16) scales the bound too; tell with `loss_scale.fill_(scaler.get_scale())`.
+    `restrict_gradient` clamps the gradient of every point, in units of the image, to one pixel height of the features:
+    bilinear interpolation only knows the slope between two pixels, which can be steep. A loss that is scaled against
+    underflow (float16) scales the bound too: `loss_scale.fill_(scaler.get_scale())`.
     """
+
+    loss_scale: Tensor
 
     def __init__(self, adjuster: nn.Module | None, placer: nn.Module, decoder: nn.Module, restrict_gradient: bool):
         super().__init__()
@@ -45,34 +46,24 @@ class RegionTokenizer(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """tokens (B, M, D), regions (B, M, 4), features (B, C, H, W) -> tokens, regions, points (B, M, P, 2).
 
-        `drop` is the drop path rate of this pass; the deltas of the regions are dropped like any residual (SF-51).
+        `drop` is the drop path rate of this pass; the deltas of the regions are dropped like any residual.
         """
-        regions, points = self.place(tokens, regions, drop)
-        if self.restrict_gradient and torch.is_grad_enabled():
+        deltas = None if self.adjuster is None else drop_path(self.adjuster(tokens), drop, self.training)
+        regions, points = self.placer(tokens, regions, deltas)
+        if self.restrict_gradient:
             points = clamp_gradient(points, self.loss_scale.to(points.dtype) / features.shape[-2])
         decoded = self.decoder(tokens, features, points)
         return tokens + drop_path(decoded, drop, self.training), regions, points
 
-    def place(self, tokens: Tensor, regions: Tensor, drop: float) -> tuple[Tensor, Tensor]:
-        """Where to look: tokens (B, M, D), regions (B, M, 4) -> regions (B, M, 4), points (B, M, P, 2)."""
-        if self.adjuster is None:
-            return regions, self.placer(tokens, regions)
-        deltas = drop_path(self.adjuster(tokens), drop, self.training)
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-            if isinstance(self.placer, PointPlacer) and self.placer.axes == 2 and fits_kernels(tokens, regions):
-                return self.placer.place(tokens, deltas, regions)
-        regions = adjust(regions, deltas.to(regions.dtype))
-        return regions, self.placer(tokens, regions)
-
-    def trace(self, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> RegionTrace | TubeTrace:
-        """What one call of this module says about where its tokens looked."""
+    def trace(self, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> RegionTrace | TubeTrace:
+        """Regions and points of one call of this module."""
         tokens, regions, points = output
         kind = RegionTrace if regions.shape[-1] == 4 else TubeTrace
         return kind(regions, points, tuple(inputs[2].shape[2:]), tokens)
 
 
 class RegionAdjuster(nn.Module):
-    """From every token, how to shift and grow its region; nothing at first (SF-18, SF-44)."""
+    """How every token shifts and grows its region (SparseFormer Eq. 9); not at all at initialisation."""
 
     def __init__(self, dim: int, axes: int = 2):
         super().__init__()
@@ -81,19 +72,19 @@ class RegionAdjuster(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        _quiet(self.norm)
+        _init_small(self.norm)
         nn.init.zeros_(self.to_delta.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens (B, M, D) -> deltas (B, M, 4): shifts of the centre in sizes, growths as powers of e."""
+        """tokens (B, M, D) -> deltas (B, M, 4): shifts of the centre in region sizes, logarithms of growth factors."""
         return self.to_delta(self.norm(tokens))
 
 
 class PointPlacer(nn.Module):
-    """Place points in every region: a learned grid, bent by the token; most stay inside (SF-05 … SF-08).
+    """Place points in every region: a learned grid plus offsets from the token (SparseFormer Eqs. 2-3).
 
-    Offsets of a token are centred and divided by three standard deviations. `scale=0.5` follows Eq. 3 to the letter,
-    which shrinks the grid to half the region; the authors' weights want 1.
+    The offsets of a token are centred and divided by three standard deviations, so most points stay inside. `scale=0.5`
+    follows Eq. 3 literally, which shrinks the grid to half the region; the authors' weights expect 1.
     """
 
     precise = ("grid",)
@@ -109,25 +100,21 @@ class PointPlacer(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        _quiet(self.norm)
+        _init_small(self.norm)
         nn.init.zeros_(self.to_offset.weight)
         with torch.no_grad():
             self.grid.copy_(point_grid(self.grid.numel() // self.axes, self.axes).flatten())
 
-    def forward(self, tokens: Tensor, regions: Tensor) -> Tensor:
-        """tokens (B, M, D), regions (B, M, 4) -> points (B, M, P, 2)."""
-        offsets = self.to_offset(self.norm(tokens)).to(regions.dtype) + self.grid
-        return spread_points(offsets.unflatten(2, (-1, self.axes)), regions, self.scale, self.eps)
-
-    @torch.jit.ignore
-    def place(self, tokens: Tensor, deltas: Tensor, regions: Tensor) -> tuple[Tensor, Tensor]:
-        """Adjust the regions by the deltas (B, M, 4) first; both in one kernel -> regions, points."""
-        offsets = self.to_offset(self.norm(tokens))
-        return kernels.place(deltas, regions, offsets, self.grid, self.scale, self.eps)
+    def forward(self, tokens: Tensor, regions: Tensor, deltas: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """tokens (B, M, D), regions (B, M, 4), deltas (B, M, 4) -> adjusted regions, points (B, M, P, 2)."""
+        offsets = self.to_offset(self.norm(tokens))  # Eq. 2
+        if deltas is None:
+            deltas = torch.zeros_like(regions)
+        return place_points(regions, deltas, offsets, self.grid, self.scale, self.eps)
 
 
 class FixedPoints(nn.Module):
-    """The grid of points in every region, whatever the token: the ablation without focusing (SF-38)."""
+    """The same grid of points in every region, whatever the token: SparseFormer Table 3b, "nil"."""
 
     grid: Tensor
     precise = ("grid",)
@@ -139,14 +126,14 @@ class FixedPoints(nn.Module):
         self.eps = eps
         self.register_buffer("grid", point_grid(points, axes).flatten())
 
-    def forward(self, tokens: Tensor, regions: Tensor) -> Tensor:
-        """tokens (B, M, D), regions (B, M, 4) -> points (B, M, P, 2)."""
+    def forward(self, tokens: Tensor, regions: Tensor, deltas: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """tokens (B, M, D), regions (B, M, 4) -> the same regions, points (B, M, P, 2)."""
         offsets = self.grid.to(regions.dtype).view(1, 1, -1, self.axes)
-        return spread_points(offsets, regions, self.scale, self.eps)
+        return regions, spread_points(offsets, regions, self.scale, self.eps)
 
 
 class AdaptiveDecoder(nn.Module):
-    """Decode samples by two matrices that the token makes: one mixes channels, one mixes points (SF-13 … SF-15)."""
+    """Decode samples by two matrices that the token generates, over channels and points (SparseFormer Eqs. 4-6)."""
 
     def __init__(self, dim: int, channels: int, points: int, eps: float = 1e-5):
         super().__init__()
@@ -161,37 +148,23 @@ class AdaptiveDecoder(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Start as a static mixing: the weights come from the bias alone, two Xavier matrices (SF-47, SF-48)."""
-        _quiet(self.norm)
+        """Start as a static mixing: the matrices come from the bias alone, Xavier uniform."""
+        _init_small(self.norm)
         nn.init.zeros_(self.to_weights.weight)
         with torch.no_grad():
-            channel, point = self._matrices(self.to_weights.bias)
-            nn.init.xavier_uniform_(channel)
-            nn.init.xavier_uniform_(point)
+            channel, point = self.to_weights.bias.split((self.channels**2, self.points**2))
+            nn.init.xavier_uniform_(channel.view(self.channels, self.channels))
+            nn.init.xavier_uniform_(point.view(self.points, self.points))
 
     def forward(self, tokens: Tensor, features: Tensor, points: Tensor) -> Tensor:
-        """tokens (B, M, D), features (B, C, H, W), points (B, M, P, 2) -> what to add to the tokens (B, M, D)."""
-        hidden = self.to_hidden(self.norm(tokens))
-        if torch.jit.is_scripting():
-            weights = self.to_weights(hidden)
-        else:
-            weights = linear_whole(self.to_weights, hidden)
-            if learns_at_once(features, points, weights):
-                return self.proj(mixing.look(features, points, weights, self.channel_bias, self.point_bias).flatten(2))
-        channel, point = self._matrices(weights)
-        mixed = sample_and_mix(features, points, channel, point, self.channel_bias, self.point_bias)
+        """tokens (B, M, D), features (B, C, H, W), points (B, M, P, 2) -> updates of the tokens (B, M, D)."""
+        weights = linear_whole(self.to_weights, self.to_hidden(self.norm(tokens)))  # Eq. 4
+        mixed = sample_and_mix(features, points, weights, self.channel_bias, self.point_bias)  # Eqs. 5-6
         return self.proj(mixed.flatten(2))
-
-    def _matrices(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., C C + P P) -> channel matrix (..., C, C), point matrix (..., P, P); views."""
-        square = self.channels * self.channels
-        channel = weights[..., :square].unflatten(-1, (self.channels, self.channels))
-        point = weights[..., square:].unflatten(-1, (self.points, self.points))
-        return channel, point
 
 
 class StaticDecoder(nn.Module):
-    """The same mixing with one pair of matrices for all tokens: Table 3e, "static, mix" (SF-16)."""
+    """The same mixing with one pair of matrices for all tokens: SparseFormer Table 3e, "static, mix"."""
 
     def __init__(self, dim: int, channels: int, points: int):
         super().__init__()
@@ -207,100 +180,34 @@ class StaticDecoder(nn.Module):
         nn.init.xavier_uniform_(self.point_weights)
 
     def forward(self, tokens: Tensor, features: Tensor, points: Tensor) -> Tensor:
-        """tokens (B, M, D), features (B, C, H, W), points (B, M, P, 2) -> what to add to the tokens (B, M, D)."""
-        batch, count = tokens.shape[0], tokens.shape[1]
-        channel = self.channel_weights.to(tokens.dtype).expand(batch, count, -1, -1)
-        point = self.point_weights.to(tokens.dtype).expand(batch, count, -1, -1)
-        mixed = sample_and_mix(features, points, channel, point, self.channel_bias, self.point_bias)
+        """tokens (B, M, D), features (B, C, H, W), points (B, M, P, 2) -> updates of the tokens (B, M, D)."""
+        weights = torch.cat([self.channel_weights.flatten(), self.point_weights.flatten()]).to(tokens.dtype)
+        weights = weights.expand(tokens.shape[0], tokens.shape[1], -1)  # (B, M, C C + P P)
+        mixed = sample_and_mix(features, points, weights, self.channel_bias, self.point_bias)
         return self.proj(mixed.flatten(2))
 
 
 class LinearDecoder(nn.Module):
-    """One linear layer on the samples: Table 3e, "linear" (SF-16)."""
+    """One linear layer on the samples: SparseFormer Table 3e, "linear"."""
 
     def __init__(self, dim: int, channels: int, points: int):
         super().__init__()
         self.proj = Linear(points * channels, dim)
 
     def forward(self, tokens: Tensor, features: Tensor, points: Tensor) -> Tensor:
-        """features (B, C, H, W), points (B, M, P, 2) -> what to add to the tokens (B, M, D); tokens do not matter."""
+        """features (B, C, H, W), points (B, M, P, 2) -> updates of the tokens (B, M, D); tokens are not read."""
         return self.proj(sample(features, points).flatten(2))
 
 
-def sample_and_mix(
-    features: Tensor,
-    points: Tensor,
-    channel_weights: Tensor,
-    point_weights: Tensor,
-    channel_bias: Tensor,
-    point_bias: Tensor,
-) -> Tensor:
-    """Read the map at every token's points and mix what was read, channels first, then points (SF-09, SF-14).
-
-    features (B, C, H, W), points (B, M, P, 2), channel_weights (B, M, C, C) as (in, out), point_weights (B, M, P, P),
-    channel_bias (C), point_bias (P) -> mixed (B, M, P, C). The hot step of the family.
-    """
-    if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-        if mixes_at_once(features, points, channel_weights, point_weights):
-            matrices = channel_weights, point_weights
-            return kernels.mix(features.permute(0, 2, 3, 1), points, *matrices, channel_bias, point_bias)
-    sampled = sample(features, points).flatten(0, 1)  # (B M, P, C)
-    channel_bias, point_bias = channel_bias.to(sampled.dtype), point_bias.to(sampled.dtype).unsqueeze(1)
-    mixed = F.gelu(torch.baddbmm(channel_bias, sampled, channel_weights.flatten(0, 1)))
-    mixed = F.gelu(torch.baddbmm(point_bias, point_weights.flatten(0, 1), mixed))  # (B M, P, C)
-    return mixed.unflatten(0, (features.shape[0], -1))
-
-
-def fits_kernels(tokens: Tensor, coordinates: Tensor) -> bool:
-    """Whether the fused kernel takes these; under a compiler it has no way back."""
-    if torch.compiler.is_compiling() and torch.is_grad_enabled():
-        return False
-    return coordinates.dtype == torch.float32 and suits(tokens, coordinates) and allowed("place")
-
-
-def mixes_at_once(features: Tensor, points: Tensor, channel_weights: Tensor, point_weights: Tensor) -> bool:
-    """Whether sampling and mixing can be one kernel, without gradient."""
-    if torch.is_grad_enabled() or not _small(features, points):
-        return False
-    known = points.dtype == torch.float32 and suits(features, points, channel_weights, point_weights)
-    return known and allowed("mix") and kernels.mixes(channel_weights, point_weights)
-
-
-def learns_at_once(features: Tensor, points: Tensor, weights: Tensor) -> bool:
-    """The same where gradients may be asked for, of matrices as they are made, (B, M, C C + P P).
-
-    In float32 those of the way back fill a chip sooner: larger ones it would keep outside, and wait for.
-    """
-    if not torch.is_grad_enabled() or not _small(features, points):
-        return False
-    if weights.dtype == torch.float32 and (points.shape[2] > 16 or features.shape[1] > 48):
-        return False
-    known = points.dtype == torch.float32 and suits(features, points, weights)
-    return known and allowed("mix") and any_order()
-
-
-def _small(features: Tensor, points: Tensor) -> bool:
-    """Whether these are images, and matrices small enough for a chip."""
-    return points.shape[-1] == 2 and points.shape[2] <= 64 and features.shape[1] <= 128
-
-
-def spread_points(offsets: Tensor, regions: Tensor, scale: float, eps: float) -> Tensor:
-    """offsets (B, M, P, A), centred and cut to a third of their spread, placed in regions (B, M, 2 A)."""
-    centred = offsets - offsets.mean(2, keepdim=True)
-    offsets = centred / (3 * (offsets.std(2, keepdim=True) + eps))
-    centre, size = centre_and_size(regions)
-    return centre.unsqueeze(2) + scale * offsets * size.unsqueeze(2)
-
-
 def point_grid(points: int, axes: int = 2) -> Tensor:
-    """First offsets (P, A): cell centres of a square grid over [-0.5, 0.5], x slowest (SF-43).
+    """Initial offsets (P, A): cell centres of a square grid over [-0.5, 0.5], x slowest.
 
-    In a video the points spread over time too, such that every row and every column of the grid sees every moment
-    once. (All at one moment would be a spread of zero, and its gradient would be multiplied by 1 / eps.) A number of
-    points that is not a square starts at random places of the same range.
+    In a video the points spread over time too, so that every row and every column of the grid has every moment once.
+    (Equal times would have a standard deviation of zero, and gradients would be multiplied by 1 / eps.) A number of
+    points that is not a square is sampled uniformly from the same range.
     """
     if points < 2:
-        raise ValueError(f"a token needs at least 2 points to have a spread; got {points}.")
+        raise ValueError(f"expected points >= 2 (one point has no standard deviation), got {points}.")
     side = math.isqrt(points)
     if side * side != points:
         return torch.rand(points, axes) - 0.5
@@ -311,10 +218,10 @@ def point_grid(points: int, axes: int = 2) -> Tensor:
 
 
 def region_grid(num_tokens: int, init: str = "half") -> Tensor:
-    """First regions (M, 4) on a square grid inside the image, x slowest (SF-45, SF-46).
+    """Initial regions (M, 4) on a square grid inside the image, x slowest (SparseFormer Table 9).
 
-    Sides are "half" the image, a "cell" of the grid, or the "whole" image. A number of tokens that is not a square
-    starts at random centres of the same range.
+    Sides are "half" the image, a "cell" of the grid, or the "whole" image. For a number of tokens that is not a
+    square, centres are sampled uniformly from the same range.
     """
     side = math.isqrt(num_tokens)
     width = {"half": 0.5, "cell": num_tokens**-0.5, "whole": 1.0}[init]
@@ -328,14 +235,14 @@ def region_grid(num_tokens: int, init: str = "half") -> Tensor:
 
 
 def region_tubes(regions: Tensor, segments: int) -> Tensor:
-    """regions (M, 4) in each of `segments` equal parts of time, one part after the other -> tubes (segments M, 6)."""
+    """Tubes (segments M, 6): regions (M, 4) repeated for each of `segments` equal parts of the clip."""
     ends = torch.arange(segments + 1, dtype=regions.dtype, device=regions.device) / segments
     low, high = regions.repeat(segments, 1).chunk(2, dim=1)
     start, end = (time.repeat_interleave(len(regions))[:, None] for time in (ends[:-1], ends[1:]))
     return torch.cat([low, start, high, end], dim=1)
 
 
-def _quiet(norm: nn.LayerNorm) -> None:
-    """The norms in front of layers that start at zero start small themselves (SF-48)."""
+def _init_small(norm: nn.LayerNorm) -> None:
+    """Initialise norms before zero-initialised layers with gain dim^-1/2, as the authors' code does."""
     nn.init.constant_(norm.weight, norm.normalized_shape[0] ** -0.5)
     nn.init.zeros_(norm.bias)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from saccade.kernels import HAS_TRITON, allowed, blocks, depthwise, layer_norm, looking, pool, super_tokens, trusted
+from saccade.kernels import HAS_TRITON, allowed, blocks, depthwise, layer_norm, pool, super_tokens, trusted
 from saccade.layers.norm import TokenNorm
 from saccade.tokens.super_tokens import SuperTokenizer
 
@@ -49,24 +49,6 @@ def test_strides_do_not_change_the_answer():
         strict=True,
     ):
         assert torch.equal(ours, other)
-
-
-@pytest.mark.parametrize("make", [values, turned])
-def test_looking_operators_keep_their_word(make):
-    x, points = make(2, 5, 6, 8, grad=True), values(2, 3, 4, 2).sigmoid().detach().requires_grad_()
-    opcheck(looking._sample_op, (x, points), test_utils=CHECKS)
-    g = values(2, 3, 8, 4).transpose(2, 3)  # as a gradient may arrive
-    opcheck(looking._sample_gradients_op, (g, x.detach(), points.detach()), test_utils=CHECKS)
-    matrices = values(2, 3, 8, 8), values(2, 3, 4, 4)
-    given = x.detach(), points.detach(), *matrices, values(8), values(4)
-    opcheck(looking._mix_op, given, test_utils=CHECKS)
-    turned_round = [matrix.transpose(2, 3).contiguous().transpose(2, 3) for matrix in matrices]
-    assert torch.equal(looking._mix_op(*given[:2], *turned_round, *given[4:]), looking._mix_op(*given))
-
-
-def test_placing_keeps_its_word():
-    given = values(2, 3, 4), values(2, 3, 4).abs(), values(2, 3, 10), values(10), 1.0, 1e-5, 8.0
-    opcheck(looking._place_op, given, test_utils=CHECKS)
 
 
 def test_exported_programs_hold_no_kernels():

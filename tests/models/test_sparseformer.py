@@ -11,7 +11,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import saccade
-from saccade.layers.sampling import sample
+from saccade.ops.roi_sampling import sample
 from saccade.models.checkpoint import CheckpointError, identify
 from tests.parity import kit
 
@@ -79,7 +79,7 @@ def test_logits_in_float32_are_within_float32_rounding(model):
 def test_every_step_is_the_official_one(model):
     """Regions, points, samples, mixing and tokens of every pass."""
     golden, mixed = kit.golden(VARIANT), []
-    looks = [model.focus.blocks[0].look, model.cortex.blocks[0].look]
+    looks = [model.focus.blocks[0].tokenizer, model.cortex.blocks[0].tokenizer]
     hooks = [look.decoder.register_forward_hook(lambda *call: mixed.append(call[-1])) for look in looks]
     with torch.no_grad(), saccade.record(model) as traces:
         passes = model.forward_intermediates(kit.images("224"), output_fmt="NLC", intermediates_only=True)
@@ -365,7 +365,7 @@ def test_a_scaled_loss_gives_scaled_gradients():
 
 def test_a_new_loss_scale_compiles_nothing_anew():
     counter = CompileCounterWithBackend("aot_eager")
-    look = awake().focus.blocks[0].look
+    look = awake().focus.blocks[0].tokenizer
     compiled = torch.compile(look, fullgraph=True, backend=counter)
     inputs = images(1, 36, 128), awake().regions.detach()[None], images(1, 48, 16, 16)
     for scale in (1.0, 65536.0, 32768.0):

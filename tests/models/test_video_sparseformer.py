@@ -88,7 +88,7 @@ def test_inflation_is_reported(caplog):
     assert torch.equal(model.head.fc.weight, before)
     assert report.changed["embeddings"] == report.changed["regions"] == "repeated for 8 segments of time"
     zeros = {key for key, how in report.changed.items() if how == "zeros along time"}
-    looks = ("focus.blocks.0.look", "cortex.blocks.0.look")
+    looks = ("focus.blocks.0.tokenizer", "cortex.blocks.0.tokenizer")
     parts = ("placer.grid", "placer.to_offset.weight", "adjuster.to_delta.weight")
     assert zeros == {f"{look}.{part}" for look in looks for part in parts}
     assert "6 changed (zeros along time)" in caplog.text
@@ -103,7 +103,7 @@ def test_inflated_tensors_lie_where_the_layout_says():
         ends = torch.tensor([part / 3, (part + 1) / 3]).expand(4, 2).double()
         torch.testing.assert_close(tubes[:, [0, 1, 3, 4]], image.regions)  # x0 y0 t0 x1 y1 t1
         torch.testing.assert_close(tubes[:, [2, 5]], ends, atol=1e-6, rtol=0)
-    ours, theirs = model.focus.blocks[0].look, image.focus.blocks[0].look
+    ours, theirs = model.focus.blocks[0].tokenizer, image.focus.blocks[0].tokenizer
     points = ours.placer.to_offset.weight.unflatten(0, (9, 3))  # x y t x y t …
     assert torch.equal(points[:, :2].flatten(0, 1), theirs.placer.to_offset.weight)
     assert not points[:, 2].any()
@@ -161,7 +161,7 @@ def test_at_first_every_segment_looks_at_its_own_frames():
     model = saccade.create_model("video_sparseformer_nano", **SMALL).double().eval()
     pixels = clips(1, 3, 8, 32, 32).requires_grad_()
     features = model.stem(pixels[0].transpose(0, 1)).transpose(0, 1)[None]
-    look = model.focus.blocks[0].look
+    look = model.focus.blocks[0].tokenizer
     tokens, _, _ = look(model.embeddings[None], model.regions[None], features)
     for segment in range(4):
         (gradient,) = torch.autograd.grad(tokens[0, 4 * segment], pixels, torch.ones(32).double(), retain_graph=True)
@@ -176,7 +176,7 @@ def test_reversing_time_is_reversing_the_tubes():
     with torch.no_grad():
         mirrored.regions[:, [2, 5]] = 1 - model.regions[:, [5, 2]]
         for part in (mirrored.focus, mirrored.cortex):
-            look = part.blocks[0].look
+            look = part.blocks[0].tokenizer
             look.placer.grid.view(9, 3)[:, 2] *= -1
             look.placer.to_offset.weight.view(9, 3, -1)[:, 2] *= -1
             look.adjuster.to_delta.weight[2] *= -1  # the shift; a length has no direction
@@ -252,7 +252,7 @@ def test_intermediates_are_the_tokens_of_every_pass():
     ("options", "message"),
     [
         (dict(inflation=0), "inflation >= 1"),
-        (dict(dense=True), "dense maps of a clip"),
+        (dict(dense=True), "dense=True is for images"),
         (dict(features_only=True), "forward_intermediates"),
     ],
 )

@@ -187,7 +187,10 @@ def test_a_small_picture_is_seen_alike_alone_and_beside_a_larger_one():
     """Regions are relative to the picture, not to the padded batch."""
     model = sparse(min_size=64).eval()
     with torch.no_grad():
-        for parameter in (model.backbone.focus.blocks[0].look.adjuster.to_delta.weight, model.head.to_delta[2].weight):
+        for parameter in (
+            model.backbone.focus.blocks[0].tokenizer.adjuster.to_delta.weight,
+            model.head.to_delta[2].weight,
+        ):
             torch.nn.init.normal_(parameter, std=0.2)
         small, large = pictures((64, 64), (64, 128))
 

@@ -1,12 +1,11 @@
 """SparseFormer (v1) state dicts: names only, the layouts agree.
 
 The authors' library and their older files spell the head differently (`norm` and `proj`, or `head.norm`), and
-their loader forgives what it cannot place. Here everything that has no place is named in a warning and handed on
-as it is, so that loading it strictly fails.
+their loader ignores unknown keys. Here unknown keys are named in a warning and kept, so that strict loading fails.
 
-Video models carry the same names. Their early convolution has a time axis of 1, which is dropped: here it is a
-convolution of single frames. Their boxes x1 y1 t1 x2 y2 t2 and offsets x y t are laid out as ours; of the six deltas
-we take the three shifts to stand before the three growths, as two before two in the image model.
+Video models have the same names. Their early convolution has a time axis of 1, which is dropped: here it is a
+convolution of single frames. Boxes x1 y1 t1 x2 y2 t2 and offsets x y t have our layout; of the six deltas, the three
+shifts precede the three growths, as two precede two in the image model.
 """
 
 import logging
@@ -18,17 +17,17 @@ from torch import Tensor, nn
 _logger = logging.getLogger(__name__)
 
 _BLOCK = {  # inside a transformer block
-    "roi_offset_bias": "look.placer.grid",
-    "roi_offset_module.0.": "look.placer.norm.",
-    "roi_offset_module.1.weight": "look.placer.to_offset.weight",
-    "roi_adjust_module.0.": "look.adjuster.norm.",
-    "roi_adjust_module.1.weight": "look.adjuster.to_delta.weight",
-    "adaptive_mixing.m_beta": "look.decoder.channel_bias",
-    "adaptive_mixing.s_beta": "look.decoder.point_bias",
-    "adaptive_mixing.parameter_generator.0.": "look.decoder.norm.",
-    "adaptive_mixing.parameter_generator.1.": "look.decoder.to_hidden.",
-    "adaptive_mixing.parameter_generator.2.": "look.decoder.to_weights.",
-    "adaptive_mixing.out_proj.": "look.decoder.proj.",
+    "roi_offset_bias": "tokenizer.placer.grid",
+    "roi_offset_module.0.": "tokenizer.placer.norm.",
+    "roi_offset_module.1.weight": "tokenizer.placer.to_offset.weight",
+    "roi_adjust_module.0.": "tokenizer.adjuster.norm.",
+    "roi_adjust_module.1.weight": "tokenizer.adjuster.to_delta.weight",
+    "adaptive_mixing.m_beta": "tokenizer.decoder.channel_bias",
+    "adaptive_mixing.s_beta": "tokenizer.decoder.point_bias",
+    "adaptive_mixing.parameter_generator.0.": "tokenizer.decoder.norm.",
+    "adaptive_mixing.parameter_generator.1.": "tokenizer.decoder.to_hidden.",
+    "adaptive_mixing.parameter_generator.2.": "tokenizer.decoder.to_weights.",
+    "adaptive_mixing.out_proj.": "tokenizer.decoder.proj.",
     "norm1.": "norm1.",
     "norm2.": "norm2.",
     "attn.qkv.": "attn.qkv.",
@@ -48,16 +47,16 @@ _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
 def matches(keys: Iterable[str]) -> bool:
-    """Whether these are the names of an official SparseFormer."""
+    """Whether these are the keys of an official SparseFormer."""
     return any(key.startswith("initial_roi.") or key.endswith(".roi_offset_bias") for key in keys)
 
 
 def convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The authors' names to ours; values are untouched, but for the time axis of a video's convolution."""
+    """Rename the authors' keys to ours; only the time axis of a video's convolution changes a value."""
     names = {key: _rename(key) for key in state_dict}
-    unplaced = [key for key, name in names.items() if name is None]
-    if unplaced:
-        _logger.warning("no place in a SparseFormer for: %s", ", ".join(unplaced))
+    unknown = [key for key, name in names.items() if name is None]
+    if unknown:
+        _logger.warning("keys that a SparseFormer does not have: %s", ", ".join(unknown))
     values = {key: value.squeeze(2) if value.ndim == 5 else value for key, value in state_dict.items()}
     return {name or key: values[key] for key, name in names.items()}
 
