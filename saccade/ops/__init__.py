@@ -3,6 +3,6 @@
 Models call them unconditionally; `_dispatch` decides which implementation runs, `_launch` launches kernels.
 """
 
-from saccade.ops._dispatch import REGISTRY, disabled, enabled, interpreted
+from saccade.ops._dispatch import REGISTRY, disabled, enabled, interpreted, record_implementations
 
-__all__ = ["REGISTRY", "disabled", "enabled", "interpreted"]
+__all__ = ["REGISTRY", "disabled", "enabled", "interpreted", "record_implementations"]

@@ -36,7 +36,7 @@ R = TypeVar("R")
 _INDUCTOR_WALKS_GRAPH = tuple(int(part) for part in torch.__version__.split(".")[:2]) <= (2, 12)
 REGISTRY: dict[str, "Op"] = {}
 _plain_layers: set[type] = {nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.Identity, nn.MaxPool2d, nn.ReLU}
-_switch: dict[str, Any] = {"on": True, "disabled": frozenset(), "devices": ("cuda",)}
+_switch: dict[str, Any] = {"on": True, "disabled": frozenset(), "devices": ("cuda",), "record": None}
 
 
 @contextmanager
@@ -64,6 +64,13 @@ def interpreted() -> Iterator[None]:
 
 
 @contextmanager
+def record_implementations() -> Iterator[set[tuple[str, str]]]:
+    """Collect (operation, implementation) of every call inside the context."""
+    with _set("record", set()):
+        yield _switch["record"]
+
+
+@contextmanager
 def _set(key: str, value: Any) -> Iterator[None]:
     before = _switch[key]
     _switch[key] = value
@@ -87,11 +94,15 @@ class Op(Generic[P, R]):
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> tuple[str, Callable[P, R]]:
         """Name and function of the implementation that runs for these arguments."""
+        chosen = "reference", self.reference
         if _switch["on"] and self.name not in _switch["disabled"] and not is_exporting():
             for name, supports, run in self.fused:
                 if supports(*args, **kwargs):
-                    return name, run
-        return "reference", self.reference
+                    chosen = name, run
+                    break
+        if _switch["record"] is not None:
+            _switch["record"].add((self.name, chosen[0]))
+        return chosen
 
     def implementation(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Name of the implementation that would run for these arguments."""
