@@ -33,6 +33,7 @@ except ImportError:  # CPU-only installs come without it
 MAX_VARIANTS = 1024  # cached per builder of variants
 MAX_INT32 = 2**31 - 1
 T = TypeVar("T")
+KERNELS: dict[str, Any] = {}  # every kernel that is launched from Python, by name
 _data_ptr, _dtype = Tensor.data_ptr, attrgetter("dtype")
 # The same as torch.cuda's functions, without their check whether CUDA is initialised: the tensors are on it already.
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -68,7 +69,10 @@ def jit(function: Callable[..., Any]) -> Any:
         for name, parameter in inspect.signature(function).parameters.items()
         if not name.endswith("_ptr") and "constexpr" not in str(parameter.annotation)
     ]
-    return triton.jit(function, do_not_specialize=sizes)
+    if function.__name__ in KERNELS:
+        raise ValueError(f"two kernels are named {function.__name__}: rename one, specialisations are told by name.")
+    KERNELS[function.__name__] = kernel = triton.jit(function, do_not_specialize=sizes)
+    return kernel
 
 
 def traced(body: Callable[..., T]) -> Callable[..., T]:
