@@ -1,7 +1,7 @@
-"""What every model of saccade must do, whatever its family. The list comes from timm's registry.
+"""What every registered model must do, whatever its family. The list comes from timm's registry.
 
-Images are small and big variants get one image; the nano of each family goes through the whole programme, with the
-real compiler. Video models take clips of 8 frames.
+Images are small, and large variants get one image; the nano of each family is also compiled by Inductor. Video models
+take clips of 8 frames.
 """
 
 import copy
@@ -16,7 +16,7 @@ from tests.contract.names import IMAGE_MODELS, NANOS, VIDEO_MODELS, VIDEO_NANOS
 
 SMALL = NANOS + VIDEO_NANOS
 LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("video_sparseformer_small", "video_sparseformer_base")]
-VIDEO = [*VIDEO_NANOS, "video_sparseformer_tiny", *LONG]  # the long ones differ from tiny in their sizes alone
+VIDEO = [*VIDEO_NANOS, "video_sparseformer_tiny", *LONG]  # small and base differ from tiny only in sizes
 ALL = IMAGE_MODELS + VIDEO
 
 
@@ -25,27 +25,44 @@ def pixels(name: str, batch: int = 2, height: int = 64, width: int = 64, seed: i
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def fresh(name: str, **kwargs) -> nn.Module:
+def create(name: str, **kwargs) -> nn.Module:
+    """A randomly initialised model; video models with fewer of the same blocks and tokens."""
     torch.manual_seed(0)
-    fewer = (
-        {"inflation": 2, "repeats": 2, "depth": 2} if name in VIDEO_MODELS else {}
-    )  # more of the same tokens, blocks
+    fewer = {"inflation": 2, "repeats": 2, "depth": 2} if name in VIDEO_MODELS else {}
     return timm.create_model(name, **({"num_classes": 7} | fewer | kwargs))
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
-    """Within `tolerance` of the largest value: what float32 leaves of two orders of summation."""
+    """Within `tolerance` of the largest value: two orders of summation in float32 differ by less."""
     assert actual.shape == expected.shape
     assert (actual - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1e-6)
 
 
-def test_the_registry_holds_the_models_of_the_design():
+def test_registry_has_exactly_the_models_of_the_design():
     assert sorted(IMAGE_MODELS + VIDEO_MODELS) == saccade.list_models() == sorted(timm.list_models(module="saccade"))
 
 
+# A shift of all scores of a softmax changes nothing: these have no gradient.
+SOFTMAX_INVARIANT = ("to_score.bias", "to_key.norm.bn.bias")
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_parameter_has_a_gradient_that_is_not_zero(name):
+    """In float64, with zero-initialised layers randomised and batch norms in evaluation mode."""
+    model = create(name).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    model(pixels(name).double()).square().sum().backward()
+    norms = {key: float(parameter.grad.norm()) for key, parameter in model.named_parameters()}
+    zero = {key for key, norm in norms.items() if norm < 1e-10 * max(norms.values())}
+    assert zero == {key for key in norms if key.endswith(SOFTMAX_INVARIANT)}
+
+
 @pytest.mark.parametrize("name", ALL)
-def test_forward_backward_and_every_parameter_learns(name):
-    model = fresh(name).train()
+def test_forward_and_backward_are_finite(name):
+    model = create(name).train()
     logits = model(pixels(name))
     assert logits.shape == (2, 7)
     logits.square().sum().backward()
@@ -55,8 +72,8 @@ def test_forward_backward_and_every_parameter_learns(name):
 
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)
-def test_features_have_the_promised_channels_and_strides_at_any_size(name):
-    model = fresh(name, features_only=True).eval()
+def test_features_only_has_stated_channels_and_strides_at_any_size(name):
+    model = create(name, features_only=True).eval()
     channels, strides = model.feature_info.channels(), model.feature_info.reduction()
     assert len(channels) >= 4
     for height, width in ((64, 64), (40, 72), (75, 51)):
@@ -68,15 +85,15 @@ def test_features_have_the_promised_channels_and_strides_at_any_size(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_image_gets_the_same_answer_alone_and_in_a_batch(name):
-    model, images = fresh(name).eval(), pixels(name, 3)
+def test_batch_equals_single_images(name):
+    model, images = create(name).eval(), pixels(name, 3)
     with torch.no_grad():
         close(model(images), torch.cat([model(image[None]) for image in images]))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_timms_surface_is_there(name):
-    model, images = fresh(name).eval(), pixels(name)
+def test_timm_interface_is_complete(name):
+    model, images = create(name).eval(), pixels(name)
     with torch.no_grad():
         logits, features = model(images), model.forward_features(images)
         close(model.forward_head(features), logits)
@@ -90,13 +107,13 @@ def test_timms_surface_is_there(name):
     matched = [timm.models.group_parameters(model, model.group_matcher(coarse=coarse)) for coarse in (True, False)]
     assert all(len(groups) > 2 for groups in matched)
     assert all(name in dict(model.named_parameters()) for name in model.no_weight_decay())
-    assert fresh(name, in_chans=1).eval()(pixels(name)[:, :1]).shape == (2, 7)
-    assert fresh(name, drop_rate=0.5, drop_path_rate=0.5).train()(images).isfinite().all()
+    assert create(name, in_chans=1).eval()(pixels(name)[:, :1]).shape == (2, 7)
+    assert create(name, drop_rate=0.5, drop_path_rate=0.5).train()(images).isfinite().all()
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_checkpointed_equals_plain(name):
-    model, images = fresh(name).eval(), pixels(name)
+def test_gradient_checkpointing_equals_plain(name):
+    model, images = create(name).eval(), pixels(name)
     plain = torch.autograd.grad(model(images).square().sum(), list(model.parameters()))
     model.set_grad_checkpointing()
     checkpointed = torch.autograd.grad(model(images).square().sum(), list(model.parameters()))
@@ -105,8 +122,8 @@ def test_checkpointed_equals_plain(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_intermediates_agree_with_the_features(name):
-    model, images = fresh(name).eval(), pixels(name)
+def test_forward_intermediates_agrees_with_forward_features(name):
+    model, images = create(name).eval(), pixels(name)
     with torch.no_grad():
         final, levels = model.forward_intermediates(images)
         close(final, model.forward_features(images))
@@ -115,28 +132,28 @@ def test_intermediates_agree_with_the_features(name):
             close(a, b)
         early = model.forward_intermediates(images, indices=[0], stop_early=True, intermediates_only=True)
         close(early[0], levels[0])
-        whole = [level.shape for level in levels]
+        count = len(levels)
         pruned = copy.deepcopy(model)
-        assert pruned.prune_intermediate_layers(2) == [len(whole) - 2, len(whole) - 1]
+        assert pruned.prune_intermediate_layers(2) == [count - 2, count - 1]
         for a, b in zip(pruned.forward_intermediates(images, indices=2, intermediates_only=True), only, strict=True):
             close(a, b)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_copy_is_independent_and_equal(name):
-    model, images = fresh(name).eval(), pixels(name, 1)
-    twin = copy.deepcopy(model)
+def test_deepcopy_is_equal_and_independent(name):
+    model, images = create(name).eval(), pixels(name, 1)
+    copied = copy.deepcopy(model)
     with torch.no_grad():
         expected = model(images)
-        close(twin(images), expected)
-        for parameter in twin.parameters():
+        close(copied(images), expected)
+        for parameter in copied.parameters():
             parameter.zero_()
         close(model(images), expected)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_bfloat16_stays_finite_and_near(name):
-    model, images = fresh(name).eval(), pixels(name, 1)
+def test_bfloat16_is_finite_and_close(name):
+    model, images = create(name).eval(), pixels(name, 1)
     with torch.no_grad():
         expected = model(images)
         with torch.autocast("cpu", torch.bfloat16):
@@ -146,7 +163,7 @@ def test_bfloat16_stays_finite_and_near(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_compiled_equals_eager(name):
-    model, images = fresh(name).eval(), pixels(name)
+    model, images = create(name).eval(), pixels(name)
     compiled = torch.compile(model, fullgraph=True)
     with torch.no_grad():
         close(compiled(images), model(images))
@@ -155,19 +172,19 @@ def test_compiled_equals_eager(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_compiled_training_equals_eager(name):
-    model, images = fresh(name).eval(), pixels(name)
+    model, images = create(name).eval(), pixels(name)
     plain = torch.autograd.grad(model(images).square().sum(), list(model.parameters()))
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    traced = torch.autograd.grad(compiled(images).square().sum(), list(model.parameters()))
-    for (parameter_name, _), a, b in zip(model.named_parameters(), plain, traced, strict=True):
+    gradients = torch.autograd.grad(compiled(images).square().sum(), list(model.parameters()))
+    for (parameter_name, _), a, b in zip(model.named_parameters(), plain, gradients, strict=True):
         assert (a - b).abs().max() <= 1e-3 * a.abs().max() + 1e-7, parameter_name
     torch._dynamo.reset()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in IMAGE_MODELS + VIDEO_MODELS if name not in SMALL])
-def test_large_variants_trace_without_a_break(name):
-    model, images = fresh(name).eval(), pixels(name, 1)
+def test_large_variants_compile_without_graph_break(name):
+    model, images = create(name).eval(), pixels(name, 1)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
         close(compiled(images), model(images))
@@ -176,22 +193,22 @@ def test_large_variants_trace_without_a_break(name):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_exported_equals_eager(name):
-    model, images = fresh(name).eval(), pixels(name)
+    model, images = create(name).eval(), pixels(name)
     exported = torch.export.export(model, (images,)).module()
     with torch.no_grad():
         close(exported(images), model(images))
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_recording_reports_and_leaves_no_trace_in_the_model(name):
-    model, images = fresh(name).eval(), pixels(name)
+def test_record_returns_traces_and_leaves_outputs_unchanged(name):
+    model, images = create(name).eval(), pixels(name)
     with torch.no_grad():
-        silent = model(images)
+        expected = model(images)
         with saccade.record(model) as traces:
-            assert torch.equal(model(images), silent)
-        reported = len(traces)
+            assert torch.equal(model(images), expected)
+        recorded = len(traces)
         model(images)
-    assert reported == len(traces) > 0
+    assert recorded == len(traces) > 0
     for trace in traces:
         maps = trace.maps()
         assert maps.shape[0] == 2
@@ -201,13 +218,13 @@ def test_recording_reports_and_leaves_no_trace_in_the_model(name):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_nano_is_small(name):
+def test_nano_has_at_most_4m_parameters(name):
     assert sum(parameter.numel() for parameter in timm.create_model(name, num_classes=200).parameters()) <= 4e6
 
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)
-def test_a_mistaken_image_is_named_at_the_door(name):
-    model = fresh(name).eval()
+def test_wrong_image_shape_is_an_error_with_a_hint(name):
+    model = create(name).eval()
     with pytest.raises(ValueError, match="channels-last"):
         model(torch.randn(1, 64, 64, 3))
     with pytest.raises(ValueError, match="batch axis"):
@@ -215,8 +232,8 @@ def test_a_mistaken_image_is_named_at_the_door(name):
 
 
 @pytest.mark.parametrize("name", VIDEO)
-def test_a_mistaken_clip_is_named_at_the_door(name):
-    model = fresh(name).eval()
+def test_wrong_clip_shape_is_an_error_with_a_hint(name):
+    model = create(name).eval()
     with pytest.raises(ValueError, match="channels-last"):
         model(torch.randn(1, 8, 64, 64, 3))
     with pytest.raises(ValueError, match="batch axis"):
@@ -228,8 +245,8 @@ def test_a_mistaken_clip_is_named_at_the_door(name):
 
 
 @pytest.mark.parametrize("name", VIDEO)
-def test_any_number_of_frames_of_any_size(name):
-    model = fresh(name).eval()
+def test_video_models_take_any_number_of_frames_and_size(name):
+    model = create(name).eval()
     for frames, height, width in ((1, 32, 32), (5, 40, 72)):
         with torch.no_grad():
             assert model(torch.randn(1, 3, frames, height, width)).isfinite().all()
