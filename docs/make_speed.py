@@ -55,7 +55,7 @@ step of 128 images with that thread and 30 without (`python benchmarks/waiting.p
 `saccade train` and `saccade bench` go back in the thread that went forward; in a loop of your own, the line above does.
 
 `saccade train` and `saccade bench` compile with one option more, small steps that do not wait for one another in one
-launch; so does `torch.compile(model, **compiling("reduce-overhead"))`, `compiling` of `saccade.inference.compiling`.
+launch; so does `torch.compile(model, **compile_options("reduce-overhead"))`, `compile_options` of `saccade.inference.compile`.
 
 A CUDA graph has one shape: another batch size raises an error that says so; `reset()` lets another shape in.
 

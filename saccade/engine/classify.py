@@ -15,7 +15,7 @@ from saccade.engine.feed import Feed, Share, batch_augment, evaluation_batches, 
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Recipe, RecipeError
 from saccade.engine.report import classes_section, pictures_section
-from saccade.inference.compiling import compiling
+from saccade.inference.compile import compile_options
 from saccade.models.card import Card, preprocess_of
 from saccade.tasks.classification import accuracy_metrics, build_classifier, classification_loss
 from saccade.tasks.distillation import distillation_loss, load_teacher
@@ -87,9 +87,9 @@ class Classify(Training):
     def compile_model(self, mode: str | None) -> None:
         super().compile_model(mode)
         if self.hidden["teacher"] is not None:
-            self.hidden["teacher"].compile(**compiling())
+            self.hidden["teacher"].compile(**compile_options())
         if self.augment is not None:
-            self.augment.change = torch.compile(self.augment.change, **compiling(mode))
+            self.augment.change = torch.compile(self.augment.change, **compile_options(mode))
 
     def make_feed(self, share: Share) -> Feed:
         if self.hidden["teacher"] is not None:

@@ -18,7 +18,7 @@ from saccade.engine.feed import BadPictures, Feed, Share, Sources
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Data, Recipe
 from saccade.engine.report import classes_section, figure, gallery
-from saccade.inference.compiling import compiling
+from saccade.inference.compile import compile_options
 from saccade.models.card import Card, preprocess_of
 from saccade.tasks.coco import CocoMetric
 from saccade.tasks.detection import create_detector
@@ -77,7 +77,7 @@ class Detect(Training):
 
     def compile_model(self, mode: str | None) -> None:
         """The backbone alone: what comes behind it changes with the objects of every picture."""
-        self.model.trunk.compile(**compiling(mode))
+        self.model.trunk.compile(**compile_options(mode))
 
     def make_feed(self, share: Share) -> Feed:
         augment, order = self.recipe.augment, share.order

@@ -18,7 +18,7 @@ from saccade.engine.clock import Clock
 from saccade.engine.feed import Feed, Share, Sources
 from saccade.engine.optim import make_optimizer, make_schedule
 from saccade.engine.recipe import Recipe
-from saccade.inference.compiling import compiling
+from saccade.inference.compile import compile_options
 from saccade.models.card import Card, Preprocess
 from saccade.tasks.classification import freeze_norms
 
@@ -104,7 +104,7 @@ class Training(LightningModule):
         """What the report shows of it: titles and HTML."""
 
     def compile_model(self, mode: str | None) -> None:
-        self.model.compile(**compiling(mode))
+        self.model.compile(**compile_options(mode))
 
     # Lightning's hooks, in the order in which they are called
 

@@ -22,7 +22,7 @@ from saccade.engine.feed import BadPictures, Feed, Share, Sources, memory_feed
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Data, Recipe
 from saccade.engine.report import classes_section, figure, gallery
-from saccade.inference.compiling import compiling
+from saccade.inference.compile import compile_options
 from saccade.models.card import Card, preprocess_of
 from saccade.tasks.inference import Inference
 from saccade.tasks.segmentation import IGNORE, Scores, create_segmenter, pixel_loss, segmentation_metric
@@ -85,8 +85,8 @@ class Segment(Training):
 
     def compile_model(self, mode: str | None) -> None:
         """Part by part: training enters by `loss`, not by the front door."""
-        self.model.backbone.compile(**compiling(mode))
-        self.model.head.compile(**compiling(mode))
+        self.model.backbone.compile(**compile_options(mode))
+        self.model.head.compile(**compile_options(mode))
 
     def make_feed(self, share: Share) -> Feed:
         kept, sources, order = memory_feed(self.sources, share), self.sources, share.order

@@ -1,1 +1,1 @@
-"""From a trained model to one that only answers: folded, frozen, cast, launched as one piece; or compiled."""
+"""Whole-model transformations for inference: norm folding, casting, CUDA graphs, compile options."""

@@ -1,16 +1,36 @@
-"""The launches of one batch recorded on the GPU and replayed: a model of many small steps then waits for no Python."""
+"""Capture the kernels of one batch in a CUDA graph and replay them without Python."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-WARM_UP = 3  # calls before recording: Triton compiles, cuDNN chooses, allocators fill
+WARM_UP = 3  # calls before the capture: Triton compiles, cuDNN selects algorithms, the allocator fills
+
+
+class GraphKey(NamedTuple):
+    """What a captured graph depends on besides the values of the images."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    autocast: torch.dtype | None
+
+    def __str__(self) -> str:
+        autocast = f" with autocast to {self.autocast}" if self.autocast else ""
+        return f"{self.shape} {self.dtype} on {self.device}{autocast}"
+
+
+def graph_key(images: Tensor) -> GraphKey:
+    autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    return GraphKey(tuple(images.shape), images.dtype, images.device, autocast)
 
 
 class CudaGraph(nn.Module):
-    """`model` with its launches recorded at the first batch; later batches must have its shape, type and device.
+    """`model` captured at its first batch; later batches must have the same shape, dtype and device.
 
-    Every call copies the images in, replays, and gives back a copy of the answer, so that answers may be kept. The
-    memory of one batch stays reserved as long as this object lives; `reset` frees it and lets another shape in.
+    Every call copies the images in, replays the graph, and returns a copy of the output. The memory of one batch stays
+    reserved as long as this object lives; `reset` frees it and allows another shape.
     """
 
     def __init__(self, model: nn.Module):
@@ -18,63 +38,51 @@ class CudaGraph(nn.Module):
         device = next((value.device for value in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
         if device.type != "cuda":
             raise ValueError(
-                f"a CUDA graph needs a model on a CUDA device, this one is on {device.type}: "
-                "move it there first, or leave cuda_graph=False."
+                f"expected a model on a CUDA device, got one on {device.type}. Move it first, or use cuda_graph=False."
             )
         self.model = model
         self.reset()
 
     def reset(self) -> None:
-        """Forget the recording."""
+        """Free the captured graph and its memory."""
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._images = self._answer = torch.empty(0)
-        self._circumstances: tuple = ()
+        self._images = self._output = torch.empty(0)
+        self._key: GraphKey | None = None
 
     def train(self, mode: bool = True) -> "CudaGraph":
         if mode:
-            raise RuntimeError("a recorded model cannot be trained: train the original and optimise it again.")
+            raise RuntimeError("a captured model cannot be trained: train the original and optimize it again.")
         return super().train(False)
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
-        """images (B, 3, H, W) -> what the model answers, one tensor."""
-        now = circumstances(images)
+        """images (B, 3, H, W) -> the model's output, one tensor."""
+        key = graph_key(images)
         if self._graph is None:
-            self._record(images, now)
-        elif now != self._circumstances:
+            self._capture(images, key)
+        elif key != self._key:
             raise ValueError(
-                f"this CUDA graph was recorded for {describe(self._circumstances)}, and got {describe(now)}. Pad the "
-                "batch, call reset(), or keep one optimised copy for each shape."
+                f"expected images of {self._key}, as captured, got {key}. Pad the batch, call reset(), or use one "
+                "optimized copy per shape."
             )
         assert self._graph is not None
         self._images.copy_(images)
         self._graph.replay()
-        return self._answer.clone()
+        return self._output.clone()
 
-    def _record(self, images: Tensor, now: tuple) -> None:
+    def _capture(self, images: Tensor, key: GraphKey) -> None:
         if images.device.type != "cuda":
-            raise ValueError(f"a CUDA graph reads images on the GPU, these are on {images.device.type}: images.cuda().")
+            raise ValueError(f"expected images on a CUDA device, got {images.device.type}. Use images.cuda().")
         self._images = images.clone()
-        side = torch.cuda.Stream(images.device)
-        side.wait_stream(torch.cuda.current_stream(images.device))
-        with torch.cuda.stream(side):
+        stream = torch.cuda.Stream(images.device)
+        stream.wait_stream(torch.cuda.current_stream(images.device))
+        with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
-                answer = self.model(self._images)
-        torch.cuda.current_stream(images.device).wait_stream(side)
-        if not isinstance(answer, Tensor):
-            raise TypeError(f"a CUDA graph answers with one tensor, this model with a {type(answer).__name__}.")
+                output = self.model(self._images)
+        torch.cuda.current_stream(images.device).wait_stream(stream)
+        if not isinstance(output, Tensor):
+            raise TypeError(f"expected a model that returns one tensor, got {type(output).__name__}.")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._answer = self.model(self._images)
-        self._graph, self._circumstances = graph, now
-
-
-def circumstances(images: Tensor) -> tuple:
-    """What a recording depends on besides the numbers in the images."""
-    autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    return tuple(images.shape), images.dtype, images.device, autocast
-
-
-def describe(now: tuple) -> str:
-    shape, dtype, device, autocast = now
-    return f"{tuple(shape)} {dtype} on {device}" + (f" with autocast to {autocast}" if autocast else "")
+            self._output = self.model(self._images)
+        self._graph, self._key = graph, key

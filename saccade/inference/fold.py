@@ -1,9 +1,8 @@
-"""Batch norm with fixed statistics is one multiplication and one sum a channel: here it moves into the layer beside it.
+"""Fold batch norms with fixed statistics into the layers next to them.
 
-Which layer that is, the data flow decides and not the names: every module is traced with torch.fx, as far as it can
-be, and a norm is folded only where it alone reads the layer in front of it, or is read by one point-wise layer alone.
-What cannot be traced or folded (a norm between an activation and a padded convolution, say) stays exact: it becomes
-the multiplication and the sum that it is.
+Data flow decides which layer, not names: modules are traced with torch.fx as far as possible, and a norm is folded only
+if it is the only reader of the layer before it, or if a single point-wise layer reads it. What cannot be traced or
+folded (a norm between an activation and a padded convolution, for example) becomes one multiplication and addition.
 """
 
 from collections import Counter
@@ -23,15 +22,15 @@ from saccade.layers.batch_norm import ChannelAffine
 from saccade.layers.linear import FixedLinear, FoldedLinearNorm, Linear, LinearNorm, ListNorm, scale_outputs
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, FrozenBatchNorm2d, ListNorm)  # and their subclasses
-PLAIN = (nn.Linear, Linear)  # a further subclass may do more than a product
-NOTHING = (nn.Identity, nn.Dropout, nn.Dropout2d, DropPath)  # what they are in evaluation
-LEAVES = (_ConvNd, nn.Linear, FixedLinear, nn.LayerNorm, nn.GroupNorm, *NORMS, *NOTHING)
+PLAIN = (nn.Linear, Linear)  # other subclasses may compute more
+IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout2d, DropPath)  # in evaluation mode
+LEAVES = (_ConvNd, nn.Linear, FixedLinear, nn.LayerNorm, nn.GroupNorm, *NORMS, *IDENTITIES)
 
 
 def fold_norms(model: nn.Module) -> int:
-    """Fold every batch norm of `model`, in place; it must be in evaluation. The number of norms that are gone.
+    """Fold the batch norms of `model` (in evaluation mode) in place; return how many were folded.
 
-    A norm without running statistics, or left in training mode, is left alone.
+    Norms without running statistics or in training mode are kept.
     """
     folded = _replace_linear_norms(model)
     names = {module: name for name, module in model.named_modules()}
@@ -43,7 +42,7 @@ def fold_norms(model: nn.Module) -> int:
 
 
 def affine(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """What a norm does once its statistics are fixed: gain and shift (C,) in float64; None if they are not fixed."""
+    """Gain and shift (C,) of a norm with fixed statistics, in float64; None if they are not fixed."""
     norm = norm.bn if isinstance(norm, ListNorm) else norm
     if not isinstance(norm, (_BatchNorm, FrozenBatchNorm2d)) or norm.running_mean is None or norm.running_var is None:
         return None
@@ -56,7 +55,7 @@ def affine(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
 
 
 class _Tracer(fx.Tracer):
-    """Down to single layers, and not into modules that cannot be traced."""
+    """Trace down to single layers, but not into modules that cannot be traced."""
 
     def __init__(self, opaque: set[nn.Module]):
         super().__init__(autowrap_functions=tuple(get_notrace_functions()))
@@ -67,66 +66,66 @@ class _Tracer(fx.Tracer):
 
 
 def _graphs(model: nn.Module) -> Iterator[tuple[nn.Module, fx.Graph]]:
-    """The model as few graphs as possible: the largest modules whose forward can be traced, each with its graph.
+    """The largest modules whose forward can be traced, each with its graph.
 
-    A forward may keep something it saw in its module, so it is a ghost that is traced: other modules, same tensors.
+    A forward may store something in its module, so a copy is traced: new modules that share the tensors.
     """
     tensors = {id(value): value for value in [*model.parameters(), *model.buffers()]}
-    ghost = deepcopy(model, memo=tensors)
-    real = dict(model.named_modules())
-    for name, graph in _largest(ghost):
-        yield real[name], graph
+    copy = deepcopy(model, memo=tensors)
+    modules = dict(model.named_modules())
+    for name, graph in _largest(copy):
+        yield modules[name], graph
 
 
 def _largest(model: nn.Module) -> Iterator[tuple[str, fx.Graph]]:
     traced: dict[nn.Module, fx.Graph] = {}
     opaque: set[nn.Module] = set()
     notrace = tuple(get_notrace_modules())
-    for module in reversed(list(model.modules())):  # parts before the whole
+    for module in reversed(list(model.modules())):  # children before parents
         if isinstance(module, (*LEAVES, nn.ModuleList, nn.ModuleDict)):
             continue
         try:
             if isinstance(module, notrace):
-                opaque.add(module)  # to the modules around it; its own forward may be traced all the same
+                opaque.add(module)  # for its parents; its own forward may still be traced
             traced[module] = _Tracer(opaque - {module}).trace(module)
-        except Exception:  # control flow, len(), item(): whatever a forward does that a tracer cannot follow
+        except Exception:  # control flow, len(), item(), ...: not traceable
             opaque.add(module)
             traced.pop(module, None)
     inside: set[nn.Module] = set()
-    for name, module in model.named_modules():  # the whole before its parts
+    for name, module in model.named_modules():  # parents before children
         if module in traced and module not in inside:
             inside |= _followed(module, opaque)
             yield name, traced[module]
 
 
 def _followed(root: nn.Module, opaque: set[nn.Module]) -> set[nn.Module]:
-    """Modules that a trace of `root` has looked into."""
-    found = {root}
+    """Modules whose forward is part of the trace of `root`."""
+    modules = {root}
     for child in root.children():
         if child not in opaque:
-            found |= _followed(child, opaque)
-    return found
+            modules |= _followed(child, opaque)
+    return modules
 
 
 def _fold_graph(root: nn.Module, graph: fx.Graph, names: dict[nn.Module, str], shared: Counter) -> int:
-    """Fold along one graph until nothing changes; folded norms leave the graph, so that chains of norms fold too."""
+    """Fold norms until nothing changes; folded norms are removed from the graph, so that chains of norms fold too."""
     calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
 
     def module(node: Any) -> nn.Module | None:
         """The module a node calls, if it is called once and shares no weights."""
         if not isinstance(node, fx.Node) or node.op != "call_module" or calls[node.target] > 1:
             return None
-        found = root.get_submodule(str(node.target))
-        lonely = all(shared[id(parameter)] == 1 for parameter in found.parameters())
-        return found if lonely and found in names else None
+        layer = root.get_submodule(str(node.target))
+        unshared = all(shared[id(parameter)] == 1 for parameter in layer.parameters())
+        return layer if unshared and layer in names else None
 
-    def leave_out(node: fx.Node) -> None:
+    def remove(node: fx.Node) -> None:
         node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
         graph.erase_node(node)
 
     for node in list(graph.nodes):
-        if isinstance(module(node), NOTHING):
-            leave_out(node)
+        if isinstance(module(node), IDENTITIES):
+            remove(node)
     folded, changed = 0, True
     while changed:
         changed = False
@@ -136,19 +135,19 @@ def _fold_graph(root: nn.Module, graph: fx.Graph, names: dict[nn.Module, str], s
                 continue
             alone = isinstance(node.args[0], fx.Node) and len(node.args[0].users) == 1
             taken = alone and _into_previous(module(node.args[0]), norm, *fixed)
-            if not taken and not isinstance(norm, BatchNormAct2d):  # whose activation stands behind the norm
+            if not taken and not isinstance(norm, BatchNormAct2d):  # which has an activation after the norm
                 reader, moved = _only_reader(node)
                 taken = _into_next(module(reader), moved, norm, *fixed)
             if not taken:
                 continue
             if not _remove(root, str(node.target), norm):
-                leave_out(node)
+                remove(node)
             folded, changed = folded + 1, True
     return folded
 
 
 def _only_reader(node: fx.Node) -> tuple[fx.Node | None, bool]:
-    """The one node that reads this one, looking through a permute to channels-last; and whether there was one."""
+    """The only reader of this node, across a permute to channels-last; and whether there was such a permute."""
     moved = False
     while len(node.users) == 1:
         (reader,) = node.users
@@ -161,9 +160,9 @@ def _only_reader(node: fx.Node) -> tuple[fx.Node | None, bool]:
 
 @torch.no_grad()
 def _into_previous(layer: Any, norm: nn.Module, gain: Tensor, shift: Tensor) -> bool:
-    """Scale and shift the outputs of the layer in front of the norm, if it is one that can be."""
+    """Scale and shift the outputs of the layer before the norm, if it is linear."""
     if isinstance(layer, _ConvNd) and not isinstance(norm, ListNorm):
-        # A subclass may do more than a convolution (an activation inside, a sum around it).
+        # A subclass may compute more than a convolution (an activation, a sum).
         if type(layer).__module__.partition(".")[0] != "torch" or isinstance(layer, _ConvTransposeNd):
             return False
         weight = layer.weight.double() * gain.view(-1, *(1,) * (layer.weight.ndim - 1))
@@ -178,9 +177,9 @@ def _into_previous(layer: Any, norm: nn.Module, gain: Tensor, shift: Tensor) -> 
 
 @torch.no_grad()
 def _into_next(layer: Any, moved: bool, norm: nn.Module, gain: Tensor, shift: Tensor) -> bool:
-    """Scale the inputs of the point-wise layer behind the norm, if there is one, and add what the shift becomes.
+    """Scale the inputs of the point-wise layer after the norm, and add the shift to its bias.
 
-    `moved`: between the two, channels were moved to the end.
+    `moved`: a permute between the two moves channels to the end.
     """
     listed = isinstance(norm, ListNorm)  # channels are its last axis
     if listed != moved and (type(layer) in PLAIN or (isinstance(layer, FixedLinear) and layer.groups == 1)):
@@ -208,21 +207,21 @@ def _set(layer: Any, weight: Tensor, bias: Tensor) -> None:
 
 
 def _remove(root: nn.Module, name: str, norm: nn.Module) -> bool:
-    """Take a folded norm out of its parent; True if an activation that lived in it stays in its place."""
+    """Remove a folded norm from its parent; True if its activation remains in its place."""
     if isinstance(norm, ListNorm):
         norm.bn = nn.Identity().eval()
         return False
     parent, _, child = name.rpartition(".")
-    rest: nn.Module = nn.Identity()
+    replacement: nn.Module = nn.Identity()
     if isinstance(norm, BatchNormAct2d):
-        rest = nn.Sequential(norm.drop, norm.act)
-    setattr(root.get_submodule(parent), child, rest.eval())
+        replacement = nn.Sequential(norm.drop, norm.act)
+    setattr(root.get_submodule(parent), child, replacement.eval())
     return isinstance(norm, BatchNormAct2d)
 
 
 @torch.no_grad()
 def _replace_linear_norms(model: nn.Module) -> int:
-    """Linear maps that own their norm become one linear map."""
+    """Replace linear layers with a norm of their own by one linear layer."""
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -238,7 +237,7 @@ def _replace_linear_norms(model: nn.Module) -> int:
 
 @torch.no_grad()
 def _replace_remaining(model: nn.Module) -> None:
-    """Norms of maps that no layer took: their multiplication and sum alone, precise in any type."""
+    """Replace the remaining norms of feature maps by a multiplication and an addition, accurate in any dtype."""
     axes = {nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

@@ -1,4 +1,4 @@
-"""`saccade.optimize`: the same model as a copy that only answers, and does so faster."""
+"""`saccade.optimize`: a faster, inference-only copy of a model."""
 
 from copy import deepcopy
 from typing import Any
@@ -14,7 +14,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class _CastInputs:
-    """A hook in front of the model: images come in the type, and the order of memory, its weights have."""
+    """Forward pre-hook: cast images to the dtype and memory format of the weights."""
 
     def __init__(self, dtype: torch.dtype | None, memory_format: torch.memory_format | None):
         self.dtype = dtype
@@ -40,16 +40,16 @@ def optimize(
     memory_format: torch.memory_format | None = None,
     cuda_graph: bool = False,
 ) -> nn.Module:
-    """An inference copy of `model`: batch norms folded into the layers beside them, frozen, in evaluation, cast.
+    """Return a faster, inference-only copy of a model: batch norms folded, parameters frozen and cast.
 
-    The original is not touched. Works on saccade's models, segmenters and detectors and on timm's models. The answer
-    is the original's up to rounding: within 1e-10 of its size in float64, 1e-4 in float32, and 5e-2 in bfloat16 and
-    float16. The copy can be compiled and exported like any model; it can no longer be trained.
+    Works on saccade's models, segmenters and detectors and on timm's models. Outputs equal those of the original up to
+    rounding: relative error 1e-10 in float64, 1e-4 in float32, 5e-2 in bfloat16 and float16. The copy can be compiled
+    and exported like any model, but not trained.
 
     Args:
-        dtype: type of the weights, None keeps theirs. Images are cast at the door, and autocast is not needed any more.
-        memory_format: order of the weights of convolutions in memory, such as torch.channels_last; None keeps theirs.
-        cuda_graph: record the launches of the first batch and replay them: helps where the GPU waits for Python. The
+        dtype: dtype of the weights; None keeps theirs. Images are cast to it, and autocast is not needed.
+        memory_format: of convolution weights and images, such as torch.channels_last; None keeps theirs.
+        cuda_graph: capture the first batch in a CUDA graph and replay it: helps where the GPU waits for Python. The
             model must be on a CUDA device, and every batch must have the shape of the first.
     """
     if dtype is not None and dtype not in DTYPES:
@@ -68,7 +68,7 @@ def optimize(
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> None:
-    """Weights to `dtype`, in place, but for coordinates: what a module names in `precise` stays at least float32."""
+    """Cast weights to `dtype` in place; what a module lists in `precise` (coordinates) stays at least float32."""
     before = {value: value.detach().clone() for value in _precise(model)}
     model.to(dtype)
     if torch.finfo(dtype).bits < 32:

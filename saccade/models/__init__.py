@@ -1,4 +1,4 @@
-"""The families, one file each, in their paper's order. Importing a file registers its variants with timm."""
+"""The families, one file each. Importing a file registers its variants with timm."""
 
 from saccade.models import paca as paca
 from saccade.models import sparseformer as sparseformer

@@ -1,6 +1,6 @@
-"""What a weights file says about itself: which model with which options, its classes, what pictures it expects.
+"""The card in the metadata of a weights file: model and options, classes, preprocessing.
 
-`save_model` writes it into the safetensors metadata, `open_model` builds the model back from the file alone.
+`save_model` writes it into safetensors metadata; `open_model` builds the model from the file alone.
 """
 
 import json
@@ -26,43 +26,43 @@ from saccade.models.registry import MEAN, STD, create_model
 
 
 class Preprocess(NamedTuple):
-    """What a model expects of its pictures."""
+    """How images are prepared for a model."""
 
     size: int = 224
     mean: tuple[float, ...] = MEAN
     std: tuple[float, ...] = STD
     crop_pct: float = 1.0  # centre crop / resized shorter side
     interpolation: str = "bicubic"
-    frames: int = 0  # of a clip; 0 where pictures are expected
-    stride: int = 1  # from one frame of a clip to the next
+    frames: int = 0  # per clip; 0 for image models
+    stride: int = 1  # between the frames of a clip
 
 
 class Card(NamedTuple):
-    """Everything needed to build a model from its file and to read its answers."""
+    """Everything needed to build a model from its file and to interpret its outputs."""
 
     name: str
     num_classes: int
     kwargs: dict[str, Any]  # options of the model
-    classes: list[str]  # names in order; empty if unknown
+    classes: list[str]  # class names in order; empty if unknown
     preprocess: Preprocess
     task: str = "classification"
-    head: str = ""  # what stands on the backbone `name`, for tasks that have several
+    head: str = ""  # on the backbone `name`, for tasks with several heads
     head_kwargs: dict[str, Any] = {}  # noqa: RUF012
-    shorter: int | None = None  # side at which whole pictures are looked at, for dense tasks; None is their own
+    shorter: int | None = None  # side to which images are resized in dense tasks; None keeps their size
 
     @property
     def names(self) -> list[str]:
-        """The classes in words, for people; numbers where they are unknown."""
+        """Readable class names; class numbers where names are unknown."""
         return [readable(name) for name in self.classes] or [str(number) for number in range(self.num_classes)]
 
 
 def readable(name: str) -> str:
-    """A class without its WordNet number: "n01443537 goldfish" is a goldfish."""
+    """A class name without its WordNet id: "n01443537 goldfish" becomes "goldfish"."""
     return re.sub(r"^n\d{8}[ _]+(?=\S)", "", name)
 
 
 def preprocess_of(model: nn.Module) -> Preprocess:
-    """From timm's description of a model."""
+    """Preprocessing from timm's configuration of a model."""
     about: Any = getattr(model, "pretrained_cfg", None) or {}
     shape = about.get("input_size", (3, 224, 224))
     return Preprocess(
@@ -82,7 +82,7 @@ def save_model(
     state_dict: Mapping[str, Tensor] | None = None,
     **notes: str,
 ) -> None:
-    """Weights and card in one safetensors file, written atomically; `notes` are kept beside the card."""
+    """Write weights and card into one safetensors file, atomically; `notes` are further metadata."""
     about = {
         "saccade.model": card.name,
         "saccade.num_classes": str(card.num_classes),
@@ -99,11 +99,11 @@ def save_model(
 
 
 def open_model(path: str | os.PathLike) -> tuple[nn.Module, Card]:
-    """The model of a file, in evaluation mode: saccade's own, an authors' release, or a training run's folder."""
+    """Build the model of a file, in evaluation mode: our own, an authors' release, or a training run's folder."""
     path = weights_file(path)
     card = read_card(path)
     if card.task != "classification":
-        raise CheckpointError(f"{path} holds a model for {card.task}: open it with saccade.tasks.open.open_task_model.")
+        raise CheckpointError(f"expected a classifier, got a model for {card.task} in {path}. Use open_task_model.")
     model = create_model(card.name, num_classes=card.num_classes, **card.kwargs)
     load_checkpoint(model, path)
     if card.preprocess == Preprocess():
@@ -112,26 +112,26 @@ def open_model(path: str | os.PathLike) -> tuple[nn.Module, Card]:
 
 
 def weights_file(path: str | os.PathLike) -> Path:
-    """A run's folder stands for its best weights, a name such as "svit_nano.tiny_imagenet" for an embedded file."""
+    """The weights of a file, a run's folder (its best), or an embedded name such as "svit_nano.tiny_imagenet"."""
     path = Path(path)
     if path.is_file():
         return path
     if not path.exists():
         if (embedded := weights.find(str(path))) is not None:
             return embedded
-        expected = f"a file of weights, a run's folder, or one of {', '.join(weights.embedded())}"
+        expected = f"a weights file, a run's folder, or one of {', '.join(weights.embedded())}"
         raise CheckpointError(f"no such checkpoint: {path}; expected {expected}.")
     for name in ("best.safetensors", "last.safetensors"):
         if (path / name).is_file():
             return path / name
-    raise CheckpointError(f"{path} holds neither best.safetensors nor last.safetensors: give the file.")
+    raise CheckpointError(f"expected best.safetensors or last.safetensors in {path}. Name the weights file instead.")
 
 
 def read_card(path: str | os.PathLike) -> Card:
-    """From the file's metadata, or from its tensors where it has none."""
+    """The card in a file's metadata; without metadata, from the names and shapes of its tensors."""
     try:
         about = read_metadata(path) if Path(path).suffix == ".safetensors" and Path(path).is_file() else {}
-    except SafetensorError:  # a damaged file: reading its tensors says so clearly
+    except SafetensorError:  # damaged: reading its tensors raises a clear error
         about = {}
     if "saccade.model" not in about:
         name, classes = identify(read_state_dict(path))

@@ -1,4 +1,4 @@
-"""Reading, converting and writing weights. No file is ever executed, no model is left half loaded."""
+"""Read, convert and write weights. Nothing in a file is executed, and an error leaves the model unchanged."""
 
 import logging
 import os
@@ -21,27 +21,27 @@ from saccade.models.registry import create_model, list_models
 
 _logger = logging.getLogger(__name__)
 
-WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # where training scripts put the weights
+WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys under which training scripts store weights
 PREFIXES = ("module.", "_orig_mod.")
 BACKBONE = "backbone."  # mmdetection and mmsegmentation
 
 
 class CheckpointError(ValueError):
-    """A file that cannot be loaded into this model; the message says why and what to do."""
+    """A file cannot be loaded into this model; the message says why and what to do."""
 
 
 class LoadReport(NamedTuple):
-    """What a checkpoint gave and what it did not."""
+    """Which tensors were loaded, and which were not."""
 
     source: str  # "saccade", or the family whose official layout was recognised
-    loaded: int  # tensors taken from the file
-    new: dict[str, str]  # tensors of the model left as they were, with the reason
-    ignored: tuple[str, ...]  # tensors of the file the model has no place for
-    changed: dict[str, str]  # tensors taken, but not as they were, with what was done to them
+    loaded: int  # number of tensors loaded from the file
+    new: dict[str, str]  # tensors of the model that keep their initial values -> reason
+    ignored: tuple[str, ...]  # tensors of the file that the model does not have
+    changed: dict[str, str]  # tensors loaded after a change -> what was changed
 
     def __str__(self) -> str:
         lines = [f"{self.loaded} tensors loaded from a {self.source} checkpoint"]
-        for what, tensors in (("changed", self.changed), ("left new", self.new)):
+        for what, tensors in (("changed", self.changed), ("not loaded", self.new)):
             for reason in dict.fromkeys(tensors.values()):
                 names = [name for name, why in tensors.items() if why == reason]
                 lines.append(f"{len(names)} {what} ({reason}): {_some(names)}")
@@ -51,10 +51,10 @@ class LoadReport(NamedTuple):
 
 
 def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, Any], strict: bool = True) -> LoadReport:
-    """Load a file (saccade's safetensors, or an authors' .pth) or a state dict into `model`.
+    """Load a file (our safetensors, or an authors' .pth) or a state dict into `model`.
 
-    The layout is recognised by its keys. Everything is checked before the first value is written: an error leaves
-    the model untouched. `strict=False` allows tensors to be missing; they are named in the report.
+    The layout is recognised by its keys. All names and shapes are checked before anything is written. `strict=False`
+    allows tensors to be missing; the report names them.
     """
     target = model.model if isinstance(model, FeatureGetterNet) else model
     state_dict, family = read_state_dict(source), None
@@ -68,10 +68,10 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, A
     changed: dict[str, str] = {}
     dropped: tuple[str, ...] = ()
     if hasattr(target, "adapt_checkpoint"):
-        found = state_dict
-        state_dict, new, *rest = target.adapt_checkpoint(found)
-        changed = rest[0] if rest else {}
-        dropped = tuple(key for key in found if key not in state_dict and key not in new)
+        original = state_dict
+        state_dict, new, *more = target.adapt_checkpoint(original)
+        changed = more[0] if more else {}
+        dropped = tuple(key for key in original if key not in state_dict and key not in new)
     state_dict, ignored = _drop_unused(state_dict, model, target)
     ignored = dropped + ignored
     missing = _compare(state_dict, target, new, strict)
@@ -84,13 +84,13 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, A
 
 
 def convert_official(state_dict: Mapping[str, Any], name: str, **kwargs: Any) -> dict[str, Tensor]:
-    """An authors' state dict in the layout of `create_model(name, **kwargs)`; nothing is changed in place."""
-    found, family = _recognise(unwrap(state_dict))
+    """Convert an authors' state dict to the layout of `create_model(name, **kwargs)`, without changing the input."""
+    official, family = _recognise(unwrap(state_dict))
     if not family:
-        raise CheckpointError(f"this is not an official state dict of {_families()}: {_some(found)}")
+        raise CheckpointError(f"expected an official state dict of {_families()}, got {_some(official)}.")
     with torch.device("meta"):  # only names and head counts are needed
         model = create_model(name, **kwargs)
-    converted = _convert(family, found, model)
+    converted = _convert(family, official, model)
     return model.adapt_checkpoint(converted)[0] if hasattr(model, "adapt_checkpoint") else converted
 
 
@@ -100,9 +100,9 @@ def save_checkpoint(
     metadata: Mapping[str, str] | None = None,
     state_dict: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the weights as safetensors: to a temporary file beside it first, so a crash never leaves half a file.
+    """Write the weights as safetensors, atomically: to a temporary file in the same folder first.
 
-    `state_dict` stands in for `model.state_dict()` where the weights have to be gathered first.
+    `state_dict` replaces `model.state_dict()` where the weights have to be gathered first.
     """
     path = Path(path)
     about = {"format": "pt"} | dict(metadata or {})
@@ -116,14 +116,14 @@ def save_checkpoint(
     os.close(handle)
     try:
         save_file(tensors, temporary, about)
-        os.chmod(temporary, 0o644)  # temporary files are private by default; weights are not
+        os.chmod(temporary, 0o644)  # mkstemp makes files private
         os.replace(temporary, path)
     finally:
         Path(temporary).unlink(missing_ok=True)
 
 
 def identify(source: str | os.PathLike | Mapping[str, Any]) -> tuple[str, int]:
-    """Which model a checkpoint holds: (name, number of classes), told from its tensors' names and shapes."""
+    """(name, number of classes) of the model in a checkpoint, from the names and shapes of its tensors."""
     state_dict, family = _recognise(read_state_dict(source))
     for name in list_models(f"*{family}*" if family else ""):
         with torch.device("meta"):
@@ -143,16 +143,16 @@ def identify(source: str | os.PathLike | Mapping[str, Any]) -> tuple[str, int]:
 
 
 def read_state_dict(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a file or a nested dict, without executing anything that the file may contain."""
+    """The tensors of a file or a nested dict; pickled code in a file is not executed."""
     if isinstance(source, Mapping):
         return unwrap(source)
     path = Path(source)
     if not path.is_file():
-        raise CheckpointError(f"no such checkpoint: {path}; expected a file of weights.")
+        raise CheckpointError(f"no such checkpoint: {path}; expected a weights file.")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with torch.serialization.safe_globals([Namespace]):  # training scripts store their arguments beside the weights
+        with torch.serialization.safe_globals([Namespace]):  # training scripts store their arguments, too
             return unwrap(torch.load(path, map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:
         with path.open("rb") as file:
@@ -160,29 +160,29 @@ def read_state_dict(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, 
         if start != b"PK" and start[:1] != b"\x80":  # neither torch's zip nor a pickle
             raise CheckpointError(f"{path} is not a checkpoint: expected safetensors or a torch .pth file.") from error
         raise CheckpointError(
-            f"{path} holds Python objects besides tensors, and loading them could run code. If you trust it, "
-            "re-save its state dict alone (torch.save(model.state_dict(), …)) where its classes are installed."
+            f"{path} contains Python objects besides tensors, and loading them could run code. If you trust it, "
+            "re-save its state dict alone (torch.save(model.state_dict(), ...)) where its classes are installed."
         ) from error
     except (SafetensorError, RuntimeError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path} is damaged or incomplete ({error}). Download or copy it again.") from error
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:
-    """The notes saved beside the weights of a safetensors file."""
+    """The metadata of a safetensors file."""
     with safe_open(path, "pt") as file:
         return dict(file.metadata() or {})
 
 
-def unwrap(found: Any) -> dict[str, Tensor]:
-    """Down to the tensors: out of `model`/`state_dict`/`model_ema`, without wrappers' prefixes, backbone only."""
-    while isinstance(found, Mapping) and not any(isinstance(value, Tensor) for value in found.values()):
-        inner = next((key for key in WRAPPERS if isinstance(found.get(key), Mapping)), None)
+def unwrap(checkpoint: Any) -> dict[str, Tensor]:
+    """The tensors under `model`/`state_dict`/`model_ema`, without the prefixes of DDP and torch.compile."""
+    while isinstance(checkpoint, Mapping) and not any(isinstance(value, Tensor) for value in checkpoint.values()):
+        inner = next((key for key in WRAPPERS if isinstance(checkpoint.get(key), Mapping)), None)
         if inner is None:
-            raise CheckpointError(f"no weights found: expected tensors, or one of {WRAPPERS}; got {_some(found)}")
-        found = found[inner]
-    if not isinstance(found, Mapping):
-        raise CheckpointError(f"expected a dict of tensors, got {type(found).__name__}")
-    state_dict = {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
+            raise CheckpointError(f"no weights found: expected tensors, or one of {WRAPPERS}; got {_some(checkpoint)}")
+        checkpoint = checkpoint[inner]
+    if not isinstance(checkpoint, Mapping):
+        raise CheckpointError(f"expected a dict of tensors, got {type(checkpoint).__name__}.")
+    state_dict = {str(key): value for key, value in checkpoint.items() if isinstance(value, Tensor)}
     for prefix in PREFIXES:
         state_dict = {key.removeprefix(prefix): value for key, value in state_dict.items()}
     return state_dict
@@ -203,33 +203,33 @@ def _convert(family: str, state_dict: dict[str, Tensor], model: nn.Module) -> di
     except (RuntimeError, KeyError, IndexError) as error:
         name = getattr(model, "pretrained_cfg", {}).get("architecture", type(model).__name__)
         raise CheckpointError(
-            f"these official {family} weights do not fit {name}: another size or options? ({error})"
+            f"expected official weights of {name}, got {family} weights of another size or options ({error})."
         ) from error
 
 
 def convert_parts(state_dict: dict[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], str | None]:
-    """A backbone under a head: our own file as it is, mmsegmentation's part by part, each to its place."""
+    """Convert a backbone with its head: our own layout is kept, mmsegmentation's is converted part by part."""
     if not any(key.startswith(BACKBONE) for key in state_dict):
         raise CheckpointError(
-            f"these are not the weights of a backbone with its head: {_some(state_dict)}. A classifier's file, whose "
-            "trunk is to be used, goes into the backbone alone: saccade.load_checkpoint(model.backbone, …)."
+            f"expected a backbone with its head, got {_some(state_dict)}. Load a classifier's file into the backbone "
+            "alone: saccade.load_checkpoint(model.backbone, ...)."
         )
     kind = heads.matches(state_dict)
     if kind is None:
         return state_dict, None
-    trunk, family = _recognise(state_dict)
+    backbone, family = _recognise(state_dict)
     wrapped = isinstance(model.backbone, FeatureGetterNet)
     inner = model.backbone.model if wrapped else model.backbone
-    trunk = _convert(family, trunk, inner) if family else trunk
-    place = f"{BACKBONE}model." if wrapped else BACKBONE
+    backbone = _convert(family, backbone, inner) if family else backbone
+    prefix = f"{BACKBONE}model." if wrapped else BACKBONE
     head = heads.convert(kind, {k: v for k, v in state_dict.items() if k.startswith(heads.PREFIXES)})
-    return {place + k: v for k, v in trunk.items()} | {f"head.{k}": v for k, v in head.items()}, family or "timm"
+    return {prefix + k: v for k, v in backbone.items()} | {f"head.{k}": v for k, v in head.items()}, family or "timm"
 
 
 def _drop_unused(
     state_dict: dict[str, Tensor], model: nn.Module, target: nn.Module
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Leave out what this model was built without on purpose: its classifier, or all but the features."""
+    """Drop what this model was built without: its classifier, or everything after the features."""
     expected = target.state_dict()
     features_only = model is not target
     classifier = getattr(target, "pretrained_cfg", {}).get("classifier", "head.fc") + "."
@@ -244,13 +244,13 @@ def _drop_unused(
 
 
 def _compare(state_dict: dict[str, Tensor], target: nn.Module, new: dict[str, str], strict: bool) -> dict[str, str]:
-    """Every name and shape, before anything is written; gives back what `strict=False` leaves new."""
+    """Check every name and shape; return what `strict=False` leaves at its initial values."""
     expected = target.state_dict()
     name = getattr(target, "pretrained_cfg", {}).get("architecture", type(target).__name__)
     unexpected = [key for key in state_dict if key not in expected]
     missing = [key for key in expected if key not in state_dict and key not in new]
     if not set(state_dict) & set(expected):
-        raise CheckpointError(f"not a checkpoint of {name} or of {_families()}: its tensors are {_some(state_dict)}")
+        raise CheckpointError(f"expected a checkpoint of {name} or of {_families()}, got tensors {_some(state_dict)}.")
     for key in (key for key in expected if key in state_dict):
         theirs, ours = tuple(state_dict[key].shape), tuple(expected[key].shape)
         if theirs != ours:
@@ -258,16 +258,18 @@ def _compare(state_dict: dict[str, Tensor], target: nn.Module, new: dict[str, st
             if other_classes and key.startswith(getattr(target, "class_layers", ("\n",))):
                 raise CheckpointError(
                     f"the checkpoint has {theirs[0]} classes, the model {ours[0]}. Create the model with "
-                    f"num_classes={theirs[0]}, or start from it as far as it fits: create_segmenter(…, checkpoint=…)."
+                    f"num_classes={theirs[0]}, or load what matches: create_segmenter(..., checkpoint=...)."
                 )
             if other_classes and key.startswith(getattr(target, "pretrained_cfg", {}).get("classifier", "head.fc")):
                 raise CheckpointError(
                     f"the checkpoint has {theirs[0]} classes, the model {ours[0]}. Create the model with "
                     f"num_classes={theirs[0]}, load, then model.reset_classifier({ours[0]})."
                 )
-            raise CheckpointError(f"{key} is {theirs} in the checkpoint and {ours} in {name}: another size or options?")
+            raise CheckpointError(
+                f"expected {key} of shape {ours} for {name}, got {theirs}: another size or other options?"
+            )
     if unexpected:
-        raise CheckpointError(f"{name} has no place for {_some(unexpected)}: another size, or other options?")
+        raise CheckpointError(f"{name} does not have {_some(unexpected)}: another size, or other options?")
     if missing and strict:
         raise CheckpointError(
             f"the checkpoint lacks {_some(missing)} of {name}. For a backbone file, create the model with "
@@ -282,4 +284,4 @@ def _families() -> str:
 
 def _some(names: Any, count: int = 4) -> str:
     names = [str(name) for name in names]
-    return ", ".join(names[:count]) + (f", … ({len(names)} in all)" if len(names) > count else "")
+    return ", ".join(names[:count]) + (f", ... ({len(names)} in all)" if len(names) > count else "")

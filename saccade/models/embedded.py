@@ -1,6 +1,6 @@
-"""Embedded weights as timm's tags: `timm.create_model("svit_nano.tiny_imagenet", pretrained=True)`, offline.
+"""Embedded weights as timm tags: `timm.create_model("svit_nano.tiny_imagenet", pretrained=True)`, offline.
 
-A model without a tag stays what its family file says; with `pretrained=True` it takes its first embedded tag.
+Without a tag, `pretrained=True` uses the first embedded tag of a model.
 """
 
 import logging
@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 
 def register_embedded() -> list[str]:
-    """Tell timm's registry of every classifier in the weights' folder; gives their names."""
+    """Add every classifier in the weights folder to timm's registry; return their names."""
     names = []
     for name, path in weights.embedded().items():
         try:
@@ -26,20 +26,20 @@ def register_embedded() -> list[str]:
                 continue
             register_tag(card, name.rpartition(".")[2], path)
             names.append(name)
-        except (ValueError, OSError, SafetensorError) as error:  # `import saccade` never fails for a file's sake
-            _logger.warning("%s is left out: %s", path, error)
+        except (ValueError, OSError, SafetensorError) as error:  # a damaged file must not break `import saccade`
+            _logger.warning("skipping %s: %s", path, error)
     return names
 
 
 def register_tag(card: Card, tag: str, path: Path) -> None:
-    """One file as a tag of its model."""
+    """Register one file as a tag of its model."""
     if not is_model(card.name):
-        raise ValueError(f"no model is called {card.name}.")
-    plain = get_pretrained_cfg(card.name, allow_unregistered=False)
-    assert plain is not None
+        raise ValueError(f"unknown model {card.name}.")
+    default = get_pretrained_cfg(card.name, allow_unregistered=False)
+    assert default is not None
     about, size = card.preprocess, card.preprocess.size
     config = replace(
-        plain,
+        default,
         file=str(path),
         tag=tag,
         architecture=card.name,

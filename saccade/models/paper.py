@@ -1,4 +1,4 @@
-"""What the papers print about each variant, as printed: the precision of a figure is that of its string."""
+"""What the papers print about each variant, as printed: the precision of a number is that of its string."""
 
 from typing import NamedTuple
 
@@ -33,12 +33,12 @@ REPORTED: dict[str, Reported] = {
     "video_sparseformer_small": Reported("2304.03768 Table 5", "48", "38", 79.1, note=_WITHOUT_MIXING),
     "video_sparseformer_base": Reported("2304.03768 Table 5", "81", "74", 79.8, note=_WITHOUT_MIXING),
     "vt_resnet18": Reported("2006.03677 Table 8", "11.7", "1.569", 76.8),
-    "vt_resnet34": Reported("2006.03677 Table 2", "21.9", "3.280", 75.0),  # Table 8's is another model, docs/vt.md
+    "vt_resnet34": Reported("2006.03677 Table 2", "21.9", "3.280", 75.0),  # Table 8 is another model, see docs/vt.md
     "vt_resnet50": Reported("2006.03677 Table 8", "21.4", "3.412", 80.6),
     "vt_resnet101": Reported("2006.03677 Table 8", "41.5", "7.129", 82.3),
 }
 
-# timm models people would pick instead, with the top-1 the papers' tables print for them.
+# timm models for comparison, with the top-1 accuracy the papers' tables print for them.
 COMPARED: dict[str, float] = {
     "resnet18": 69.8,
     "resnet50": 76.1,

@@ -18,14 +18,14 @@ from saccade.layers.grid import channels_last, check_images
 from saccade.layers.norm import ChannelNorm, TokenNorm
 from saccade.layers.position import AbsolutePosition
 
-for step in (check_images, channels_last):  # FX keeps these whole: they branch on shapes and dtypes
-    register_notrace_function(step)
+for function in (check_images, channels_last):  # leaves for torch.fx: they branch on shapes
+    register_notrace_function(function)
 for layer in (TokenNorm, ChannelNorm, DepthwiseConv, AbsolutePosition):
     register_notrace_module(layer)
 
 Model = TypeVar("Model", bound=nn.Module)
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet, as all four papers
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet, as in all four papers
 
 OFFICIAL_FILES = {
     "svit": "the SViT authors' GitHub repository (hhb072/STViT)",
@@ -36,7 +36,7 @@ OFFICIAL_FILES = {
 
 
 def pretrained_cfg(size: int = 224, pool: int | None = None, **changes: Any) -> dict[str, Any]:
-    """What timm wants to know about a variant: input, preprocessing, names of the first and last layers."""
+    """timm's configuration of a variant: input size, preprocessing, names of the first and last layers."""
     return {
         "input_size": (3, size, size),
         "pool_size": (pool or size // 32,) * 2,
@@ -51,14 +51,14 @@ def pretrained_cfg(size: int = 224, pool: int | None = None, **changes: Any) -> 
 
 
 def register(entrypoint: Callable[..., Model]) -> Callable[..., Model]:
-    """timm's `register_model`, and a place in timm's module listing: `timm.list_models(module="saccade")`."""
+    """timm's `register_model`, and listed under `timm.list_models(module="saccade")`."""
     register_model(entrypoint)
     _registry._module_to_models["saccade"].add(entrypoint.__name__)
     return entrypoint
 
 
 def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model:
-    """One variant, through timm's builder, so that every timm keyword (features_only, in_chans, …) works."""
+    """Build a variant with timm's builder, so that every timm keyword (features_only, in_chans, ...) works."""
     if pretrained:
         if not kwargs.get("pretrained_cfg") and not kwargs.get("pretrained_cfg_overlay"):
             kwargs["pretrained_cfg"] = embedded_tag(name)
@@ -66,10 +66,10 @@ def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model
     out_indices = kwargs.pop("out_indices", (0, 1, 2, 3))
     known = timm.models.get_pretrained_cfg(name)
     clip = known.input_size if known is not None and len(known.input_size) == 4 else None
-    if clip:  # timm's builder knows images only: it is shown one frame, and told the truth afterwards
+    if clip:  # timm's builder only supports images: it gets the size of one frame, replaced below
         overlay = {"input_size": (clip[0], *clip[2:])} | (kwargs.get("pretrained_cfg_overlay") or {})
         kwargs["pretrained_cfg_overlay"] = overlay
-    kwargs.setdefault("pretrained_filter_fn", _fitted)
+    kwargs.setdefault("pretrained_filter_fn", _adapt_pretrained)
     model = build_model_with_cfg(
         cls, name, pretrained, feature_cfg={"out_indices": out_indices, "feature_cls": "getter"}, **kwargs
     )
@@ -78,17 +78,17 @@ def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model
     return model
 
 
-def _fitted(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Pretrained weights for a model with other options: what has another shape by design keeps its new values."""
+def _adapt_pretrained(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Pretrained weights for a model with other options; tensors of another shape keep their initial values."""
     if not hasattr(model, "adapt_checkpoint"):
         return state_dict
-    kept, new, *_ = model.adapt_checkpoint(state_dict)
-    ours = model.state_dict()
-    return kept | {key: ours[key] for key in new if key in ours}
+    adapted, new, *_ = model.adapt_checkpoint(state_dict)
+    initial = model.state_dict()
+    return adapted | {key: initial[key] for key in new if key in initial}
 
 
 def embedded_tag(name: str) -> str | None:
-    """The first tag of a model whose weights come with the package."""
+    """The first tag of a model whose weights are embedded in the package, or None."""
     tags = timm.models.get_arch_pretrained_cfgs(name)
     return next((config.tag for config in tags.values() if config.file), None)
 
@@ -102,30 +102,30 @@ def _check_weights_exist(name: str, kwargs: dict[str, Any]) -> None:
     if has_weights or overlay or isinstance(given, dict):
         return
     family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
-    source = None if name.endswith("_nano") else OFFICIAL_FILES.get(family)  # no paper has a nano
+    source = None if name.endswith("_nano") else OFFICIAL_FILES.get(family)  # nano models are not in the papers
     advice = (
         f"Download the file from {source}, then saccade.load_checkpoint(model, path)."
         if source
-        else "No weights were published; train it, or load your own with saccade.load_checkpoint(model, path)."
+        else "No weights were published. Train it, or load your own with saccade.load_checkpoint(model, path)."
     )
     shipped = ", ".join(timm.list_models(pretrained=True, module="saccade"))
     raise RuntimeError(
         f"saccade ships no pretrained weights for {name}{f'.{tag}' if tag else ''}. {advice}"
-        + (f" Models that bring theirs: {shipped}." if shipped else "")
+        + (f" Models with embedded weights: {shipped}." if shipped else "")
     )
 
 
 def choose(option: str, value: str, choices: tuple[str, ...]) -> None:
-    """Name a wrong choice and the right ones."""
+    """Raise a ValueError that names the choices if `value` is none of them."""
     if value not in choices:
         raise ValueError(f"{option} must be one of {', '.join(choices)}; got {value!r}.")
 
 
 def one_a_stage(stages: int, **options: Any) -> None:
-    """Every option must have a number for each stage."""
-    for name, numbers in options.items():
-        if not isinstance(numbers, Sequence) or len(numbers) != stages:
-            raise ValueError(f"{name} must be {stages} numbers, one a stage; got {numbers!r}.")
+    """Raise a ValueError unless every option has one value per stage."""
+    for name, values in options.items():
+        if not isinstance(values, Sequence) or len(values) != stages:
+            raise ValueError(f"{name} must be {stages} numbers, one a stage; got {values!r}.")
 
 
 def list_models(pattern: str = "") -> list[str]:
@@ -136,7 +136,7 @@ def list_models(pattern: str = "") -> list[str]:
 def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """Build a model by name, exactly as `timm.create_model` would."""
     if name.partition(".")[0].partition(":")[0] not in timm.list_models() and ":" not in name:
-        raise ValueError(f"unknown model {name!r}.{_nearest(name)} saccade.list_models() has them all.")
+        raise ValueError(f"unknown model {name!r}.{_nearest(name)} saccade.list_models() lists all.")
     return timm.create_model(name, pretrained=pretrained, **kwargs)
 
 

@@ -10,7 +10,7 @@ from saccade.kernels import cudnn
 from saccade.layers import residual
 from saccade.layers.conv import ConvNormRelu
 from saccade.models.resnet import LeanBasicBlock, LeanBottleneck
-from tests.inference.test_optimize import lived_in
+from tests.inference.test_optimize import with_statistics
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="cuDNN needs a GPU")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -48,7 +48,7 @@ def pictures(*shape: int, dtype=HALF) -> torch.Tensor:
 
 
 def folded(module: nn.Module, dtype=HALF) -> nn.Module:
-    return saccade.optimize(lived_in(module), dtype, torch.channels_last).to(DEVICE)
+    return saccade.optimize(with_statistics(module), dtype, torch.channels_last).to(DEVICE)
 
 
 def down(stride: int, width: int) -> nn.Sequential:
@@ -119,7 +119,7 @@ def test_the_rest_is_left_to_the_other_roads(taken, monkeypatch):
 
 @torch.no_grad()
 def test_a_norm_that_was_not_folded_keeps_its_pass(taken):
-    block = lived_in(LeanBasicBlock(16, 16)).to(DEVICE).eval()
+    block = with_statistics(LeanBasicBlock(16, 16)).to(DEVICE).eval()
     x = pictures(2, 16, 5, 5, dtype=torch.float16)
     block.half()(x)
     assert taken == []
@@ -128,7 +128,7 @@ def test_a_norm_that_was_not_folded_keeps_its_pass(taken):
 @torch.no_grad()
 @pytest.mark.parametrize("groups", [0, 2])
 def test_a_head_whose_norm_was_not_folded_answers_the_same(taken, groups, monkeypatch):
-    head, x = lived_in(ConvNormRelu(16, 24, 3, groups)).to(DEVICE), pictures(2, 16, 5, 4, dtype=torch.float32)
+    head, x = with_statistics(ConvNormRelu(16, 24, 3, groups)).to(DEVICE), pictures(2, 16, 5, 4, dtype=torch.float32)
     ours = head(x)
     monkeypatch.setattr(residual, "suits", lambda *_: False)
     torch.testing.assert_close(ours, head(x), rtol=1e-4, atol=1e-5)
@@ -168,7 +168,7 @@ def test_memory_that_is_not_finite_never_shows(width, out, kernel, stride, bench
 @torch.no_grad()
 def test_a_recording_takes_it(taken):
     torch.manual_seed(0)
-    model = lived_in(saccade.create_model("vt_resnet18", num_classes=5)).cuda()
+    model = with_statistics(saccade.create_model("vt_resnet18", num_classes=5)).cuda()
     graph = saccade.optimize(model, HALF, torch.channels_last, cuda_graph=True)
     for seed in range(2):
         images = torch.randn(2, 3, 64, 64, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(seed))

@@ -12,7 +12,7 @@ from saccade.kernels import HAS_TRITON, blocks, cudnn, enabled, pool, trusted
 from saccade.layers import residual
 from saccade.layers.conv import ConvNormRelu
 from saccade.models.resnet import LeanBasicBlock, LeanBottleneck
-from tests.inference.test_optimize import lived_in
+from tests.inference.test_optimize import with_statistics
 
 # On a GPU machine kernels are compiled, not interpreted, and take no tensors of a CPU.
 interpreted = pytest.mark.skipif(
@@ -73,7 +73,7 @@ BLOCKS = {
 def test_a_compiled_block_folds_its_norms(name, folded, gpu):
     torch.manual_seed(0)
     make, width, count = BLOCKS[name]
-    block = lived_in(make()).eval()
+    block = with_statistics(make()).eval()
     x = torch.randn(2, width, 7, 6).to(HALF).contiguous(memory_format=torch.channels_last)
     exact = block.double()(x.double())
     if folded:  # the copy of saccade.optimize, cast already
@@ -89,7 +89,7 @@ def test_a_compiled_block_folds_its_norms(name, folded, gpu):
 
 @torch.no_grad()
 def test_what_does_not_fit_is_left_to_the_compiler(gpu):
-    block = lived_in(LeanBasicBlock(16, 16)).eval()
+    block = with_statistics(LeanBasicBlock(16, 16)).eval()
     x = torch.randn(2, 16, 5, 5).contiguous(memory_format=torch.channels_last)
     assert compiled(block, x)[1] == []  # float32
     with torch.autocast("cpu", HALF):
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_left_to_the_compiler(gpu):
             assert compiled(block, x.to(HALF))[1] == []
         with torch.enable_grad():
             assert compiled(block, x.to(HALF))[1] == []
-        odd = lived_in(LeanBasicBlock(12, 12)).eval()  # channels not in eights
+        odd = with_statistics(LeanBasicBlock(12, 12)).eval()  # channels not in eights
         assert compiled(odd, x[:, :12].contiguous(memory_format=torch.channels_last).to(HALF))[1] == []
         assert compiled(block.train(), x.to(HALF))[1] == []
 
@@ -184,7 +184,7 @@ def test_blocks_keep_their_word():
 @pytest.mark.parametrize("name", ["vt_resnet18", "vt_resnet50", "sparseformer_nano"])
 def test_a_compiled_model_answers_the_same_on_a_gpu(name):
     torch.manual_seed(0)
-    model = lived_in(saccade.create_model(name, num_classes=7)).cuda().to(memory_format=torch.channels_last)
+    model = with_statistics(saccade.create_model(name, num_classes=7)).cuda().to(memory_format=torch.channels_last)
     images = torch.randn(2, 3, 64, 64, device="cuda").contiguous(memory_format=torch.channels_last)
     exact = model.double()(images.double())
     model = model.float()

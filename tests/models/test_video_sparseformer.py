@@ -119,7 +119,7 @@ def test_another_number_of_tokens_starts_new_and_says_so():
 
 
 def test_the_image_model_cannot_take_a_video_models_weights():
-    with pytest.raises(CheckpointError, match="another size or options"):
+    with pytest.raises(CheckpointError, match="Use the same size and options"):
         saccade.load_checkpoint(awake("sparseformer_nano", num_tokens=16), video().state_dict())
 
 

@@ -100,7 +100,7 @@ def test_a_segmenter_is_embedded_with_its_head(tmp_path):
 def test_models_without_weights_say_how_to_get_them(folder):
     with pytest.raises(RuntimeError, match=r"svit_small.*hhb072/STViT.*load_checkpoint.*svit_nano.tiny_imagenet"):
         saccade.create_model("svit_small", pretrained=True)
-    with pytest.raises(RuntimeError, match=r"paca_nano\. No weights were published; train it"):
+    with pytest.raises(RuntimeError, match=r"paca_nano\. No weights were published\. Train it"):
         saccade.create_model("paca_nano", pretrained=True)
     with pytest.raises(RuntimeError, match=r"svit_nano\.untrained"):
         timm.create_model("svit_nano.untrained", pretrained=True)
@@ -164,7 +164,7 @@ def test_values_beyond_half_precision_keep_single():
 def test_a_damaged_file_never_stops_the_import(tmp_path, caplog):
     (tmp_path / "svit_nano.broken.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nonsense")
     with weights_in(tmp_path):
-        assert "svit_nano.broken.safetensors is left out" in caplog.text
+        assert re.search(r"skipping .*svit_nano\.broken\.safetensors", caplog.text)
         assert saccade.create_model("svit_nano").num_classes == 1000
 
 

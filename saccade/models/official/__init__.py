@@ -1,6 +1,6 @@
-"""The authors' checkpoints: one file a family, each with `matches(keys)` and `convert(state_dict)`.
+"""The authors' checkpoints: one file per family, each with `matches(keys)` and `convert(state_dict, model)`.
 
-Converters are pure: a dict of tensors in, a new dict out, values untouched but for layout.
+Converters are pure functions: a dict of tensors in, a new dict out; only names and layouts change.
 """
 
 from saccade.models.official import paca, resnet, sparseformer, svit

@@ -1,4 +1,4 @@
-"""Segmentation heads as mmsegmentation writes them: `decode_head.*`, `auxiliary_head.*`, `neck.*` to our `head.*`."""
+"""Segmentation heads in mmsegmentation's layout: `decode_head.*`, `auxiliary_head.*`, `neck.*` to our `head.*`."""
 
 import re
 from collections.abc import Iterable
@@ -39,24 +39,24 @@ _RULES = {
 
 
 def matches(keys: Iterable[str]) -> str | None:
-    """Which of our heads these are the names of, if any."""
+    """The head that has these keys, or None."""
     keys = list(keys)
     return next((kind for kind, start in KINDS.items() if any(key.startswith(start) for key in keys)), None)
 
 
 def convert(kind: str, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Their names to ours; a name without a rule stays, and the comparison with the model reports it."""
+    """Rename keys to ours; a key without a rule is kept, and reported when it is compared with the model."""
     return {_rename(kind, key): _reshape(key, value) for key, value in state_dict.items()}
 
 
 def _rename(kind: str, key: str) -> str:
     if kind == "fpn" and (scale := re.match(r"^(decode_head\.scale_heads\.\d+)\.(\d+)\.", key)):
-        key = f"{scale[1]}.{int(scale[2]) // 2}.{key[scale.end() :]}"  # theirs count the upsamplings in between
+        key = f"{scale[1]}.{int(scale[2]) // 2}.{key[scale.end() :]}"  # theirs also number the upsampling layers
     for pattern, replacement in (*_COMMON, *_RULES[kind]):
         key = re.sub(pattern, replacement, key)
     return key
 
 
 def _reshape(key: str, value: Tensor) -> Tensor:
-    """The scores of the PaCa head are a linear layer here."""
+    """The score layer of the PaCa head, a 1x1 convolution there, is linear here."""
     return value.flatten(1) if key == "decode_head.clustering.1.weight" else value

@@ -1,4 +1,4 @@
-"""PaCa-ViT state dicts: names, 1x1 convolutions, and queries, keys and values that stand in one layer here."""
+"""PaCa-ViT state dicts: names, 1x1 convolutions, and queries, keys and values fused into one layer."""
 
 import re
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ _RENAMES = (
     (r"\.attn\.clustering\.clustering\.", ".tokenizer.clustering."),
     (r"\.mlp\.dwconv\.dwconv\.", ".mlp.conv."),
 )
-# What their Sequentials number, by kind of module.
+# Layers of their nn.Sequential modules, by kind of module.
 _CLUSTERING_LAYERS = {1: ("to_score",), 2: ("fc", "to_score"), 3: ("conv", "mix", "to_score")}
 _MIXER_LAYERS = {"0.fn.0.": "conv.", "0.fn.2.": "norm1.", "1.": "mix.", "3.": "norm2."}
 _LATERAL_LAYERS = {"0.": "lateral.", "2.": "norm."}
@@ -31,12 +31,12 @@ _TRANSITION_LAYERS = {"0.conv.": "conv.", "2.": "norm."}
 
 
 def matches(keys: Iterable[str]) -> bool:
-    """Whether these are the names of an official PaCa-ViT."""
+    """Whether these are the keys of an official PaCa-ViT."""
     return any(_BLOCK.match(key) for key in keys)
 
 
 def convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The authors' names and layouts to ours, by the names alone. Their blur kernels are constants, and dropped."""
+    """Convert the authors' names and layouts to ours. Their blur kernels are constants, and dropped."""
     coarsest = sum(bool(re.match(r"^paca_teacher\.lateral\d+\.0\.weight$", key)) for key in state_dict)
     named: dict[str, Tensor] = {}
     for key, value in state_dict.items():
@@ -53,7 +53,7 @@ def _rename(key: str) -> str:
         key = f"stages.{int(block[1]) - 1}.blocks.{block[2]}.{key[block.end() :]}"
     elif norm := _NORM.match(key):
         key = f"stages.{int(norm[1]) - 1}.norm.{key[norm.end() :]}"
-    elif transition := _TRANSITION.match(key):  # theirs leads out of a stage, ours into the next
+    elif transition := _TRANSITION.match(key):  # at the end of a stage there, at the start of the next one here
         key = f"stages.{transition[1]}.merge.{key[transition.end() :]}"
     for pattern, replacement in _RENAMES:
         key = re.sub(pattern, replacement, key)
@@ -61,7 +61,7 @@ def _rename(key: str) -> str:
 
 
 def _rename_teacher(key: str, coarsest: int) -> str:
-    """Their levels count from 1, fine to coarse; our pyramid counts from 0 the way it is walked, coarse to fine."""
+    """Their levels count from 1, fine to coarse; our pyramid counts from 0, coarse to fine."""
     part = _TEACHER.match(key)
     if part is None:
         return key
@@ -84,7 +84,7 @@ def _layer(rest: str, layers: dict[str, str]) -> str:
 
 
 def _name_clusterings(named: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The layers of a clustering are numbered there and named here; their count tells which clustering it is."""
+    """Name the numbered layers of a clustering; their number identifies the kind of clustering."""
     numbers: dict[str, set[int]] = {}
     for key in named:
         if found := _CLUSTERING.match(key):
@@ -100,7 +100,7 @@ def _name_clusterings(named: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fuse(named: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Keys and values of the clusters in one layer; queries with them where pixels attend to pixels."""
+    """Concatenate keys and values of the clusters, and queries with them in plain self-attention."""
     ours: dict[str, Tensor] = {}
     for key, value in named.items():
         found = _ATTENTION.match(key)

@@ -1,6 +1,6 @@
-"""Plain ResNets, timm's and torchvision's: the trunk of a VT-ResNet has their names.
+"""Plain ResNets of timm and torchvision: the first stages of a VT-ResNet have their names.
 
-Which of their tensors a VT-ResNet can take is its own affair: see `VT.adapt_checkpoint`.
+`VT.adapt_checkpoint` selects the tensors that a VT-ResNet can load.
 """
 
 from collections.abc import Iterable
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 def matches(keys: Iterable[str]) -> bool:
-    """Whether these are the names of a ResNet with all four stages."""
+    """Whether these are the keys of a ResNet with all four stages."""
     return {"bn1.weight", "layer1.0.conv1.weight", "layer4.0.conv1.weight"} <= set(keys)
 
 
 def convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Their names are ours."""
+    """Return a copy: the names are the same."""
     return dict(state_dict)

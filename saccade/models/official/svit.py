@@ -1,13 +1,13 @@
-"""SViT (STViT) state dicts: names, 1x1 convolutions, and the order of the attention's rows."""
+"""SViT (STViT) state dicts: names, 1x1 convolutions, and the row order of the attention projection."""
 
 import re
 from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-# The four convolutions of the stem stand in one Sequential of (convolution, GELU, BatchNorm) triples.
+# The stem is one nn.Sequential of four (convolution, GELU, BatchNorm) triples.
 _STEM = re.compile(r"^patch_embed\.proj\.(\d+)\.")
-# Patch merging stands at the end of their stage and at the start of our next one.
+# Patch merging ends a stage there and starts the next one here.
 _MERGE = re.compile(r"^layers\.(\d+)\.downsample\.proj\.([01])\.")
 _RENAMES = (
     (r"^layers\.", "stages."),
@@ -24,12 +24,12 @@ _RENAMES = (
 
 
 def matches(keys: Iterable[str]) -> bool:
-    """Whether these are the names of an official SViT."""
+    """Whether these are the keys of an official SViT."""
     return any(".stoken_refine." in key for key in keys)
 
 
 def convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The authors' names and layouts to ours. Their one-hot fold kernels carry nothing and are dropped."""
+    """Convert the authors' names and layouts to ours. Their one-hot fold kernels are constants, and dropped."""
     heads = {name: module.num_heads for name, module in model.named_modules() if hasattr(module, "num_heads")}
     ours: dict[str, Tensor] = {}
     for key, value in state_dict.items():
