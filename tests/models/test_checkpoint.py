@@ -174,7 +174,7 @@ def test_another_size_of_the_family_is_named(nano):
     with pytest.raises(CheckpointError, match="another size"):
         saccade.load_checkpoint(nano, saccade.create_model("svit_small").state_dict())
     before = state(nano)
-    with pytest.raises(CheckpointError, match="expected official weights of svit_nano, got .* another size"):
+    with pytest.raises(CheckpointError, match=r"expected official weights of svit_nano, got .* another size"):
         saccade.load_checkpoint(nano, kit.weights("stvit_small"))
     assert_untouched(nano, before)
 

@@ -11,8 +11,8 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import saccade
-from saccade.ops.roi_sampling import sample
 from saccade.models.checkpoint import CheckpointError, identify
+from saccade.ops.roi_sampling import sample
 from tests.parity import kit
 
 VARIANT, NAME = "sparseformer_v1_tiny", "sparseformer_tiny"

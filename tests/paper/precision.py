@@ -1,4 +1,4 @@
-"""How close is close enough to a printed figure (DESIGN.md, promise 1)."""
+"""Tolerance of printed numbers: one unit of the last digit, or 1 % (parameters) and 2 % (multiply-adds)."""
 
 
 def unit(printed: str) -> float:
@@ -7,7 +7,7 @@ def unit(printed: str) -> float:
 
 
 def agrees(ours: float, printed: str, relative: float) -> bool:
-    """Within one unit of the last printed digit or `relative` of the figure, whichever is wider."""
+    """Within one unit of the last printed digit or `relative` of the number, whichever is wider."""
     return abs(ours - float(printed)) <= max(unit(printed), relative * float(printed))
 
 

@@ -1,4 +1,4 @@
-"""What the SViT paper prints about its models, from tables.json (Tables 1, 2, 6, 7)."""
+"""Parameters and multiply-adds that the SViT paper prints (Tables 1, 2, 6, 7), and the cost of every component."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from saccade.benchmark import count
 from saccade.models.svit import PixelAttention, SuperTokenAttention, SuperTokenizer
 from tests.paper.precision import agrees, check_madds, check_params
 
-SIZES = [  # SVIT-27 … SVIT-29
+SIZES = [  # Table 2
     ("svit_small", 224, "25", "4.4"),
     ("svit_base", 224, "52", "9.9"),
     ("svit_large", 224, "95", "15.6"),
@@ -16,8 +16,8 @@ SIZES = [  # SVIT-27 … SVIT-29
     ("svit_base", 384, "52", "31.5"),
     ("svit_large", 384, "95", "49.7"),
 ]
-PLAIN = dict(stem="patch", position="none", ffn="plain", projection=0)  # STA-4stage, SVIT-34
-LADDER = [  # Table 6, SVIT-34 … SVIT-36
+PLAIN = dict(stem="patch", position="none", ffn="plain", projection=0)  # STA-4stage of Table 6
+LADDER = [  # Table 6
     (PLAIN, "24.1", "3.97"),
     (PLAIN | dict(stem="conv"), "24.2", "4.26"),
     (PLAIN | dict(stem="conv", projection=1024), "25.2", "4.29"),
@@ -26,7 +26,7 @@ LADDER = [  # Table 6, SVIT-34 … SVIT-36
     (dict(), "25.4", "4.37"),
     (dict(ffn_shortcut=False), "25.4", "4.37"),
 ]
-GRIDS = [  # Table 7, SVIT-37, SVIT-38
+GRIDS = [  # Table 7
     ((8, 1, 1, 1), 1, "4.97"),
     ((8, 4, 1, 1), 1, "3.97"),
     ((8, 4, 2, 1), 1, "3.27"),
@@ -35,30 +35,73 @@ GRIDS = [  # Table 7, SVIT-37, SVIT-38
 ]
 
 
+@pytest.mark.shows("SVIT-27", "SVIT-28", "SVIT-29")
 @pytest.mark.parametrize(("name", "size", "params", "madds"), SIZES)
-def test_sizes(name, size, params, madds):
+def test_variants_have_printed_costs(name, size, params, madds):
     cost = count(name, size)
     check_params(cost.params, params)
     check_madds(cost.madds, madds)
 
 
+@pytest.mark.shows("SVIT-34", "SVIT-35", "SVIT-36")
 @pytest.mark.parametrize(("options", "params", "madds"), LADDER)
-def test_the_ladder_of_ablations(options, params, madds):
+def test_ablation_rows_have_printed_costs(options, params, madds):
     cost = count("svit_small", **options)
     check_params(cost.params, params)
     check_madds(cost.madds, madds)
 
 
+DIMS, DEPTHS, SIDES = (64, 128, 320, 512), (3, 5, 9, 3), (56, 28, 14, 7)  # SViT-S at 224 px
+PER_BLOCK = sum(depth * dim for dim, depth in zip(DIMS, DEPTHS, strict=True))
+PER_PIXEL = sum(depth * dim * side**2 for dim, depth, side in zip(DIMS, DEPTHS, SIDES, strict=True))
+SUPER_TOKEN_PIXELS = 3 * 64 * 56**2 + 5 * 128 * 28**2  # of the stages with cells larger than a pixel
+CONV = dict(stem="conv")
+PROJECTED = CONV | dict(projection=1024)
+STEPS = {  # component: (options without it, options with it, parameters, multiply-adds), as differences
+    "conv stem": (
+        dict(), CONV,
+        sum(9 * i * o + 3 * o for i, o in ((3, 32), (32, 32), (32, 64), (64, 64))) - (48 * 64 + 3 * 64),
+        9 * ((3 + 32) * 32 * 112**2 + (32 + 64) * 64 * 56**2) - 48 * 64 * 56**2,
+    ),
+    "projection": (
+        CONV, PROJECTED, 512 * 1024 + 3 * 1024 + 512 * 1000, 512 * 1024 * 7**2 + 512 * 1000,
+    ),
+    "CPE": (PROJECTED, PROJECTED | dict(position="cpe"), 10 * PER_BLOCK, 9 * PER_PIXEL),
+    "RPE": (
+        PROJECTED, PROJECTED | dict(position="rpe"),
+        3 * 1 * 13**2 + 5 * 2 * 13**2 + 9 * 5 * 27**2 + 3 * 8 * 13**2, 0,
+    ),
+    "ConvFFN": (
+        PROJECTED | dict(position="cpe"), PROJECTED | dict(position="cpe", ffn="conv"),
+        10 * 4 * PER_BLOCK, 9 * 4 * PER_PIXEL,
+    ),
+    "first iteration": (dict(iterations=0), dict(iterations=1), 0, 27 * SUPER_TOKEN_PIXELS),
+    "second iteration": (dict(iterations=1), dict(iterations=2), 0, 18 * SUPER_TOKEN_PIXELS),
+}  # fmt: skip
+
+
+@pytest.mark.shows("SVIT-34", "SVIT-35", "SVIT-36", "SVIT-38")
+@pytest.mark.parametrize("component", STEPS)
+def test_component_costs_what_its_formula_says(component):
+    """Rows of Tables 6 and 7 differ by less than the tolerance of a printed cost: their differences are exact."""
+    without, including, params, madds = STEPS[component]
+    before, after = (count("svit_small", **(PLAIN | options)) for options in (without, including))
+    assert after.params - before.params == params
+    assert after.madds - before.madds == madds
+
+
+@pytest.mark.shows("SVIT-37", "SVIT-38")
 @pytest.mark.parametrize(("grid", "iterations", "madds"), GRIDS)
-def test_grids_and_iterations(grid, iterations, madds):
+def test_grids_and_iterations_have_printed_costs(grid, iterations, madds):
     check_madds(count("svit_small", super_token=grid, iterations=iterations, **PLAIN).madds, madds)
 
 
-def test_exceptions_are_still_exceptions():
-    """Two printed figures cannot be met: Table 7's 4.15 G, and Table 6's APE row, printed without the projection."""
+@pytest.mark.shows("SVIT-36", "SVIT-37")
+def test_two_printed_costs_do_not_agree():
+    """Table 7's 4.15 G, and Table 6's APE row, which is printed without the projection."""
     cost = count("svit_small", super_token=(4, 2, 1, 1), **PLAIN)
     assert not agrees(cost.madds / 1e9, "4.15", 0.02)
-    assert agrees(cost.madds / 1e9, "4.115", 0.02)  # the checklist's recomputation
+    assert agrees(cost.madds / 1e9, "4.115", 0.02)  # recomputed from the equations
     absolute = count("svit_small", **(PLAIN | dict(stem="conv", projection=1024, position="ape")))
     assert not agrees(absolute.params / 1e6, "24.2", 0.01)
     assert agrees((absolute.params - 1024 * 513 - 1024 * 2 - 512 * 1000) / 1e6, "24.4", 0.01)
@@ -70,12 +113,13 @@ def madds(module, dim, side):
     return counter.get_total_flops() // 2
 
 
-def test_complexity_of_super_token_attention_is_eq_18():
-    """2 m^2 C + 4 m C^2 + 28 N C, less the cell means and the copies, which multiply nothing (SVIT-17, SVIT-18)."""
+@pytest.mark.shows("SVIT-17", "SVIT-18", "SVIT-59")
+def test_super_token_attention_has_the_complexity_of_eq_18():
+    """2 m^2 C + 4 m C^2 + 28 N C, less the cell means (N C), which multiply nothing."""
     dim, side, cell = 64, 56, 8
     pixels, tokens = side**2, (side // cell) ** 2
-    found = madds(SuperTokenAttention(dim, 1, SuperTokenizer(cell)), dim, side)
-    assert found == 2 * tokens**2 * dim + 4 * tokens * dim**2 + 27 * pixels * dim
+    super_token = madds(SuperTokenAttention(dim, 1, SuperTokenizer(cell)), dim, side)
+    assert super_token == 2 * tokens**2 * dim + 4 * tokens * dim**2 + 27 * pixels * dim
     plain = madds(PixelAttention(dim, 1), dim, side)
     assert plain == 2 * pixels**2 * dim + 4 * pixels * dim**2  # Eq. 13
-    assert plain > 50 * found  # SVIT-59
+    assert plain > 50 * super_token
