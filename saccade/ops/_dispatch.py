@@ -32,6 +32,7 @@ HALF_DTYPES = (torch.bfloat16, torch.float16)
 KERNEL_DTYPES = (torch.float32, *HALF_DTYPES)
 P = ParamSpec("P")
 R = TypeVar("R")
+Layer = TypeVar("Layer", bound=type[nn.Module])
 # What Inductor (up to torch 2.12) does when it first meets an operator takes minutes behind a ResNet: see `_announce`.
 _INDUCTOR_WALKS_GRAPH = tuple(int(part) for part in torch.__version__.split(".")[:2]) <= (2, 12)
 REGISTRY: dict[str, "Op"] = {}
@@ -287,6 +288,17 @@ def is_exporting() -> bool:
     return bool(getattr(torch.compiler, "_is_exporting_flag", False)) and torch.compiler.is_compiling()
 
 
+def eager_autocast() -> tuple[str, torch.dtype] | None:
+    """Device type and half-precision dtype of autocast in eager inference on a GPU, outside CUDA graph capture."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing() or not _switch["on"]:
+        return None
+    kind = _switch["devices"][-1]
+    if not torch.is_autocast_enabled(kind) or (kind == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return None
+    dtype = torch.get_autocast_dtype(kind)
+    return (kind, dtype) if dtype in HALF_DTYPES else None
+
+
 def needs_grad(*tensors: Any) -> bool:
     """Whether autograd will ask for the gradient of one of these."""
     if torch.is_grad_enabled():
@@ -309,7 +321,7 @@ def has_hooks(*modules: nn.Module) -> bool:
     return False
 
 
-def plain_layer(cls: type[nn.Module]) -> type[nn.Module]:
+def plain_layer(cls: Layer) -> Layer:
     """Class decorator: fused operations may read the parameters of this layer instead of calling it."""
     _plain_layers.add(cls)
     return cls
