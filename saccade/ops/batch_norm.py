@@ -258,11 +258,6 @@ class TrainableBatchNorm(NamedTuple):
         """Gradients of x, weight and bias."""
         return _gradients(g, x, weight, bias, saved, None, False, False, False)[:3]
 
-    def apply(self, features: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """norm(features) with its gradient, and what `recompute` needs."""
-        saved: list[Tensor] = []
-        return _NormAct.apply(features, weight, bias, None, (self, False, False, saved)), saved[0]
-
 
 def _gradients(
     g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor, y: Tensor | None, relu: bool,
@@ -289,12 +284,10 @@ def _gradients(
 class _NormAct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, settings: tuple) -> Tensor:
-        """settings: the norm, whether ReLU and GELU apply, and a list that receives the statistics."""
-        norm, relu, gelu, saved = settings  # in a tuple: autograd inspects every argument
+        norm, relu, gelu = settings  # in a tuple: autograd inspects every argument
         y, statistics = norm.forward(x, weight, bias, shortcut, relu, gelu)
         ctx.flags = relu, shortcut is not None, gelu
         ctx.save_for_backward(x, weight, bias, statistics, *((y,) if relu and shortcut is not None else ()))
-        saved.append(statistics)
         return y
 
     @staticmethod
@@ -339,5 +332,5 @@ def _supports_norm_act(
 def norm_act(
     features: Tensor, norm: nn.Module, shortcut: Tensor | None = None, act: str = "", pre_act: str = ""
 ) -> Tensor:
-    settings = _steps(norm), act == "relu", pre_act == "gelu", []
+    settings = _steps(norm), act == "relu", pre_act == "gelu"
     return _NormAct.apply(features, norm.weight, norm.bias, shortcut, settings)

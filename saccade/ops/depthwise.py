@@ -25,7 +25,9 @@ from torch import Tensor, nn
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, register_op
 from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, next_power_of_2, variant
-from saccade.ops._rows import channel_unit, column_sum
+from saccade.ops._rows import channel_unit
+from saccade.ops._weights import cached_layout
+from saccade.ops.linear import column_sum
 
 if HAS_TRITON:
     import triton
@@ -463,7 +465,9 @@ if HAS_TRITON:
             done = row - HALF  # the output row that is now complete
             if done >= first:
                 place = done * width * DIM + target
-                _store_columns(y_ptr + place, g_ptr + place, added, column, width, ok, 0, GELU, DERIVATIVE, DIM, COLUMNS)
+                _store_columns(
+                    y_ptr + place, g_ptr + place, added, column, width, ok, 0, GELU, DERIVATIVE, DIM, COLUMNS
+                )
             sums = added[COLUMNS:]
         for r in tl.static_range(HALF):  # output rows at the lower edge, which have no more input rows below
             done = end - HALF + r
@@ -503,8 +507,8 @@ def _taps(weight: Tensor) -> Tensor:
 
 def _wide_forward(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     features = features.contiguous(memory_format=torch.channels_last)
-    y = torch.empty_like(features)
-    _run_wide(features, weight.shape[2], False, True, False, features, _taps(weight), bias, features, y)
+    y, taps = torch.empty_like(features), cached_layout(weight, "taps", lambda: _taps(weight))
+    _run_wide(features, weight.shape[2], False, True, False, features, taps, bias, features, y)
     return y
 
 

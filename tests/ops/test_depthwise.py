@@ -116,9 +116,9 @@ def test_onednn_matches_reference(act, shortcut, shape):
     features, weight, bias = cpu_inputs(*shape)
     before = weight.clone()
     assert depthwise.depthwise_conv.implementation(features, weight, bias, act, shortcut) == "onednn"
-    for bias in (bias, None):
-        y = depthwise.depthwise_conv(features, weight, bias, act, shortcut)
-        expected = depthwise.depthwise_conv.reference(features, weight, bias, act, shortcut)
+    for shift in (bias, None):
+        y = depthwise.depthwise_conv(features, weight, shift, act, shortcut)
+        expected = depthwise.depthwise_conv.reference(features, weight, shift, act, shortcut)
         torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(weight, before)
 
