@@ -28,7 +28,7 @@ ABLATIONS = [
     dict(relation="equations"),
     dict(relation=("transformer", "skip")),
     dict(projector=False),
-    dict(first_value=True, pool=True),
+    dict(value_projection=True, pool=True),
     dict(norm=False),
 ]
 
@@ -107,7 +107,7 @@ def test_every_ablation_learns_everywhere_and_takes_any_size(options):
 
 
 @pytest.mark.parametrize(
-    "options", [dict(), dict(first_value=True, dim=256, project_last=True), dict(norm=False)], ids=str
+    "options", [dict(), dict(value_projection=True, dim=256, project_last=True), dict(norm=False)], ids=str
 )
 def test_training_and_inference_agree_where_their_statistics_do(options):
     """Inference folds norms into matrices and lets one pass under the attention; training does neither."""
