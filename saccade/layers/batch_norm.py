@@ -9,8 +9,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from saccade.kernels import batch_norm as kernels
 from saccade.kernels import suits
+from saccade.ops._dispatch import plain_layer
 
 
+@plain_layer
 class ChannelAffine(nn.Module):
     """gain · x + shift for every channel of a map (B, C, …) or of vectors (B, C)."""
 

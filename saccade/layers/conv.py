@@ -1,15 +1,13 @@
-"""Convolution, norm, ReLU: the brick of which dense heads are built; and resizing of maps."""
+"""Convolution, norm and ReLU as dense heads use them, and bilinear resizing."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.layers.batch_norm import fused_norm, learns_fused
-from saccade.layers.residual import conv_norm_relu, fits_inference, folds_inside
+from saccade import ops
 
 
 class ConvNormRelu(nn.Module):
-    """A convolution without bias that keeps the size, BatchNorm (or GroupNorm of `groups`), ReLU."""
+    """Convolution of stride 1 without bias, BatchNorm (or GroupNorm with `groups`), ReLU; keeps height and width."""
 
     def __init__(self, in_dim: int, dim: int, kernel: int = 1, groups: int = 0):
         super().__init__()
@@ -19,22 +17,14 @@ class ConvNormRelu(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, D, H, W)."""
-        if not torch.jit.is_scripting():
-            layers = (self.conv,), (self.norm,)
-            if fits_inference(features, *layers) or folds_inside(features, *layers):
-                return conv_norm_relu(self.conv, self.norm, features)
-        features = self.conv(features)
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-            if learns_fused(self.norm, features):
-                return fused_norm(self.norm, features, relu=True)
-        return F.relu(self.norm(features))
+        return ops.conv_norm_act(features, self.conv, self.norm, act="relu")
 
 
 def resize(features: Tensor, height: int, width: int) -> Tensor:
-    """features (B, C, h, w) -> (B, C, H, W), bilinear, pixel centres kept in place."""
+    """features (B, C, h, w) -> (B, C, H, W), bilinear, with align_corners=False."""
     return F.interpolate(features, (height, width), mode="bilinear", align_corners=False)
 
 
 def resize_like(features: Tensor, other: Tensor) -> Tensor:
-    """features (B, C, h, w) to the height and width of another map."""
+    """features (B, C, h, w), resized to the height and width of other features."""
     return resize(features, other.shape[2], other.shape[3])

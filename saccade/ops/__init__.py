@@ -4,5 +4,31 @@ Models call them unconditionally; `_dispatch` decides which implementation runs,
 """
 
 from saccade.ops._dispatch import REGISTRY, disabled, enabled, interpreted, record_implementations
+from saccade.ops.attention import self_attention
+from saccade.ops.batch_norm import norm_act
+from saccade.ops.conv import conv_act_norm, conv_norm, conv_norm_act, first_conv
+from saccade.ops.depthwise import depthwise_conv, depthwise_gelu
+from saccade.ops.pooling import conv_norm_relu_pool, conv_pool_relu
+from saccade.ops.roi_sampling import clamp_gradient, place_points, sample, sample_and_mix
 
-__all__ = ["REGISTRY", "disabled", "enabled", "interpreted", "record_implementations"]
+__all__ = [
+    "REGISTRY",
+    "clamp_gradient",
+    "conv_act_norm",
+    "conv_norm",
+    "conv_norm_act",
+    "conv_norm_relu_pool",
+    "conv_pool_relu",
+    "depthwise_conv",
+    "depthwise_gelu",
+    "disabled",
+    "enabled",
+    "first_conv",
+    "interpreted",
+    "norm_act",
+    "place_points",
+    "record_implementations",
+    "sample",
+    "sample_and_mix",
+    "self_attention",
+]

@@ -30,8 +30,10 @@ from saccade.ops._launch import HAS_TRITON, is_interpreting, record_specializati
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 KERNEL_DTYPES = (torch.float32, *HALF_DTYPES)
+HAS_CUDNN = torch.version.hip is None and torch.backends.cudnn.is_available()  # Dynamo cannot trace the question
 P = ParamSpec("P")
 R = TypeVar("R")
+Layer = TypeVar("Layer", bound=type[nn.Module])
 # What Inductor (up to torch 2.12) does when it first meets an operator takes minutes behind a ResNet: see `_announce`.
 _INDUCTOR_WALKS_GRAPH = tuple(int(part) for part in torch.__version__.split(".")[:2]) <= (2, 12)
 REGISTRY: dict[str, "Op"] = {}
@@ -228,18 +230,35 @@ def opaque_op(name: str, forward: Callable[..., Any], fake: Callable[..., Any]) 
     return op
 
 
-def _announce(overload: Any) -> None:
+def register_aten_fake(name: str, fake: Callable[..., Any]) -> None:
+    """Let torch.compile trace an ATen operator that has no fake implementation; Inductor calls it as it is.
+
+    Inductor may choose the strides of what it hands to ATen operators: the lowering registered here keeps them.
+    """
+    overload = getattr(torch.ops.aten, name).default
+
+    def announced_fake(*inputs: Any) -> Any:
+        _announce(overload, torch._C.Tag.needs_fixed_stride_order)
+        return fake(*inputs)
+
+    try:
+        torch.library.register_fake(f"aten::{name}", announced_fake)
+    except RuntimeError:  # a version of PyTorch that has its own
+        return
+
+
+def _announce(overload: Any, tag: Any = None) -> None:
     """Register an operator with Inductor before it meets it.
 
     At the first meeting Inductor (up to torch 2.12) formats the chain of nodes that leads to the operator for its log,
     whether that is read or not, and every residual connection doubles it: minutes behind the 13 blocks of a ResNet.
     """
     lowering = sys.modules.get("torch._inductor.lowering")
-    if not _INDUCTOR_WALKS_GRAPH or lowering is None:
+    if lowering is None or (tag is None and not _INDUCTOR_WALKS_GRAPH):
         return
     try:
         if overload not in lowering.lowerings:
-            tag = torch._library.utils.get_layout_constraint_tag(overload, with_default=True)
+            tag = tag or torch._library.utils.get_layout_constraint_tag(overload, with_default=True)
             lowering.make_fallback(overload, layout_constraint=lowering.tag_to_layout_constraint(tag), warn=False)
     except (AttributeError, ImportError, TypeError):  # another version's: then Inductor formats its log
         return
@@ -257,6 +276,12 @@ def on_gpu(*tensors: Any) -> bool:
         if not isinstance(tensor, Tensor) or tensor.dtype not in KERNEL_DTYPES or tensor.device.type not in devices:
             return False
     return True
+
+
+def can_use_cudnn(features: Tensor) -> bool:
+    """Whether cuDNN's fused convolutions apply: on an NVIDIA GPU, where results need not repeat bit by bit."""
+    wanted = torch.backends.cudnn.enabled and not torch.are_deterministic_algorithms_enabled()
+    return HAS_CUDNN and wanted and features.device.type == "cuda"
 
 
 def on_cpu_inference(features: Any) -> bool:
@@ -298,6 +323,17 @@ def is_exporting() -> bool:
     return bool(getattr(torch.compiler, "_is_exporting_flag", False)) and torch.compiler.is_compiling()
 
 
+def eager_autocast() -> tuple[str, torch.dtype] | None:
+    """Device type and half-precision dtype of autocast in eager inference on a GPU, outside CUDA graph capture."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing() or not _switch["on"]:
+        return None
+    kind = _switch["devices"][-1]
+    if not torch.is_autocast_enabled(kind) or (kind == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return None
+    dtype = torch.get_autocast_dtype(kind)
+    return (kind, dtype) if dtype in HALF_DTYPES else None
+
+
 def needs_grad(*tensors: Any) -> bool:
     """Whether autograd will ask for the gradient of one of these."""
     if torch.is_grad_enabled():
@@ -320,7 +356,7 @@ def has_hooks(*modules: nn.Module) -> bool:
     return False
 
 
-def plain_layer(cls: type[nn.Module]) -> type[nn.Module]:
+def plain_layer(cls: Layer) -> Layer:
     """Class decorator: fused operations may read the parameters of this layer instead of calling it."""
     _plain_layers.add(cls)
     return cls

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, register_op
-from saccade.ops._launch import HAS_TRITON, Kernel, next_power_of_2, variant
+from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, next_power_of_2, variant
 
 if HAS_TRITON:
     import triton
@@ -161,3 +161,363 @@ def _supports_self_attention(qkv: Tensor, num_heads: int, bias: Tensor | None = 
 @register_op("self_attention", reference=self_attention_reference, supports=_supports_self_attention)
 def self_attention(qkv: Tensor, num_heads: int, bias: Tensor | None = None) -> Tensor:
     return _self_attention(qkv, num_heads)
+
+
+# Cross-attention of many queries to at most 128 keys.
+#
+# Flash attention walks over blocks of keys, stores a sum per query, and makes three passes in backward. Here all keys
+# and values of a head stay in shared memory while a program walks over queries; every softmax is complete, so that
+# backward needs nothing but the inputs and reads queries and gradients once.
+
+MAX_KEYS = 128
+KEY_TILES = (16, 64, MAX_KEYS)
+PROGRAMS = (528, 256)  # in forward and backward: four per multiprocessor of an H200, and almost two
+
+
+def cross_attention_reference(query: Tensor, key_value: Tensor, num_heads: int, scale: float | None = None) -> Tensor:
+    """query (B, N, D), key_value (B, M, 2 D), keys then values -> mixed values (B, N, D).
+
+    scale: factor of the scores, by default one over the root of a head's width.
+    """
+    query = query.unflatten(2, (num_heads, -1)).transpose(1, 2)  # (B, heads, N, D/heads)
+    key, value = key_value.unflatten(2, (2, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, M, D/heads)
+    return F.scaled_dot_product_attention(query, key, value, scale=scale).transpose(1, 2).flatten(2)
+
+
+if HAS_TRITON:
+
+    @triton.jit
+    def _cross_keys(
+        kv_ptr, image, head, keys,
+        HEADS: tl.constexpr, WIDTH: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+    ):  # fmt: skip
+        """Keys and values of a head (K, C), zeros beyond them, the offsets of the keys, and the mask."""
+        row, lane = tl.arange(0, K)[:, None], tl.arange(0, C)[None, :]
+        offset = (image * keys + row) * (2 * HEADS * WIDTH) + head * WIDTH + lane
+        mask = (row < keys) & (lane < WIDTH)
+        key = tl.load(kv_ptr + offset, mask=mask, other=0.0)
+        value = tl.load(kv_ptr + offset + HEADS * WIDTH, mask=mask, other=0.0)
+        return key, value, offset, mask
+
+    @triton.jit
+    def _cross_powers(query, key, keys, K: tl.constexpr, SCALE: tl.constexpr):
+        """Exponentials of the scores (Q, K), zeros beyond the keys, and one over their sums (Q, 1).
+
+        Scaled after the maximum, so that scaling and subtraction are one multiply-add.
+        """
+        scores = tl.dot(query, tl.trans(key))
+        scores = tl.where(tl.arange(0, K)[None, :] < keys, scores, float("-inf"))
+        largest = (tl.max(scores, 1) * (SCALE * 1.4426950408889634))[:, None]
+        powers = tl.exp2(scores * (SCALE * 1.4426950408889634) - largest)
+        return powers, 1 / tl.sum(powers, 1)[:, None]
+
+    @jit
+    def _cross_forward_kernel(
+        q_ptr, kv_ptr, mixed_ptr, queries, keys,
+        HEADS: tl.constexpr, WIDTH: tl.constexpr, SCALE: tl.constexpr,
+        Q: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+    ):  # fmt: skip
+        image, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
+        key, value, _, _ = _cross_keys(kv_ptr, image, head, keys, HEADS, WIDTH, K, C)
+        lane = tl.arange(0, C)[None, :]
+        for first in range(tl.program_id(1) * Q, queries, tl.num_programs(1) * Q):
+            row = first + tl.arange(0, Q)[:, None]
+            offset = (image * queries + row) * (HEADS * WIDTH) + head * WIDTH + lane
+            mask = (row < queries) & (lane < WIDTH)
+            query = tl.load(q_ptr + offset, mask=mask, other=0.0)
+            powers, inverse = _cross_powers(query, key, keys, K, SCALE)
+            mixed = tl.dot(powers.to(value.dtype), value) * inverse
+            tl.store(mixed_ptr + offset, mixed.to(mixed_ptr.dtype.element_ty), mask=mask)
+
+    @jit
+    def _cross_backward_kernel(
+        g_ptr, q_ptr, kv_ptr, g_q_ptr, g_kv_ptr, queries, keys,
+        HEADS: tl.constexpr, WIDTH: tl.constexpr, SCALE: tl.constexpr,
+        Q: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
+    ):  # fmt: skip
+        """Gradients of the queries, and partial ones of keys and values, g_kv (programs, B, M, 2 D), to be summed."""
+        images = tl.num_programs(0) // HEADS
+        image, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
+        key, value, key_offset, key_mask = _cross_keys(kv_ptr, image, head, keys, HEADS, WIDTH, K, C)
+        lane = tl.arange(0, C)[None, :]
+        g_key = tl.zeros((K, C), tl.float32)
+        g_value = tl.zeros((K, C), tl.float32)
+        for first in range(tl.program_id(1) * Q, queries, tl.num_programs(1) * Q):
+            row = first + tl.arange(0, Q)[:, None]
+            offset = (image * queries + row) * (HEADS * WIDTH) + head * WIDTH + lane
+            mask = (row < queries) & (lane < WIDTH)
+            query = tl.load(q_ptr + offset, mask=mask, other=0.0)
+            g = tl.load(g_ptr + offset, mask=mask, other=0.0)
+            powers, inverse = _cross_powers(query, key, keys, K, SCALE)
+            probabilities = powers * inverse
+            g_value = tl.dot(tl.trans(probabilities.to(g.dtype)), g, g_value)
+            g_scores = tl.dot(g, tl.trans(value))
+            g_scores = probabilities * (g_scores - tl.sum(probabilities * g_scores, 1)[:, None])
+            g_scores = g_scores.to(query.dtype)  # before they are scaled
+            g_key = tl.dot(tl.trans(g_scores), query, g_key)
+            g_query = tl.dot(g_scores, key) * SCALE
+            tl.store(g_q_ptr + offset, g_query.to(g_q_ptr.dtype.element_ty), mask=mask)
+        key_offset += tl.program_id(1).to(tl.int64) * images * keys * (2 * HEADS * WIDTH)
+        dtype = g_kv_ptr.dtype.element_ty
+        tl.store(g_kv_ptr + key_offset, (g_key * SCALE).to(dtype), mask=key_mask)
+        tl.store(g_kv_ptr + key_offset + HEADS * WIDTH, g_value.to(dtype), mask=key_mask)
+
+
+def _tile(tiles: tuple[int, ...], size: int) -> int:
+    """The first of these tiles that holds so many rows."""
+    return next(tile for tile in tiles if size <= tile)
+
+
+@variant
+def _cross_kernel(backward: bool, heads: int, width: int, scale: float, keys: int) -> Kernel:
+    tile = dict(Q=128, num_warps=8, num_stages=3) if backward else dict(Q=64, num_warps=4, num_stages=1)
+    return Kernel(
+        _cross_backward_kernel if backward else _cross_forward_kernel, HEADS=heads, WIDTH=width, SCALE=scale,
+        K=keys, C=max(16, next_power_of_2(width)), **tile,
+    )  # fmt: skip
+
+
+def _cross_launch(backward: bool, query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> tuple[int, Any]:
+    """Number of programs that share the queries of a head, and the launch."""
+    batch, queries, dim = query.shape
+    keys = key_value.shape[1]
+    kernel = _cross_kernel(backward, num_heads, dim // num_heads, scale, _tile(KEY_TILES, keys))
+    programs = min(cdiv(queries, kernel.constants["Q"]), cdiv(PROGRAMS[backward], max(1, batch * num_heads)))
+    return programs, lambda *tensors: kernel((batch * num_heads, programs), *tensors, queries, keys)
+
+
+def _cross_forward(query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Tensor:
+    query, key_value = query.contiguous(), key_value.contiguous()
+    mixed = torch.empty_like(query)
+    _cross_launch(False, query, key_value, num_heads, scale)[1](query, key_value, mixed)
+    return mixed
+
+
+def _cross_gradients(
+    g: Tensor, query: Tensor, key_value: Tensor, num_heads: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    g, query, key_value = g.contiguous(), query.contiguous(), key_value.contiguous()
+    programs, launch = _cross_launch(True, query, key_value, num_heads, scale)
+    g_query = torch.empty_like(query)
+    if programs == 1:
+        g_key_value = torch.empty_like(key_value)
+        launch(g, query, key_value, g_query, g_key_value)
+        return g_query, g_key_value
+    partial = torch.empty(programs, *key_value.shape, dtype=torch.float32, device=query.device)
+    launch(g, query, key_value, g_query, partial)
+    return g_query, partial.sum(0).to(key_value.dtype)
+
+
+def _save_two(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.options = inputs[2:]
+
+
+def _backward_of_two(ctx: Any, gradients: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    return *gradients(g, *ctx.saved_tensors, *ctx.options), *(None for _ in ctx.options)
+
+
+_cross_attention = FusedOp("cross_attention", _cross_forward, _cross_gradients, _save_two, _backward_of_two)
+
+
+def _are_half_and_contiguous(first: Tensor, second: Tensor) -> bool:
+    if not dispatch.on_gpu(first, second) or not dispatch.same_half_dtype(first, second):
+        return False
+    return first.is_contiguous() and second.is_contiguous()
+
+
+def _supports_cross_attention(query: Tensor, key_value: Tensor, num_heads: int, scale: float | None = None) -> bool:
+    if not _are_half_and_contiguous(query, key_value):
+        return False
+    return key_value.shape[1] <= MAX_KEYS and 16 <= query.shape[-1] // num_heads <= MAX_HEAD_DIM
+
+
+@register_op("cross_attention", reference=cross_attention_reference, supports=_supports_cross_attention)
+def cross_attention(query: Tensor, key_value: Tensor, num_heads: int, scale: float | None = None) -> Tensor:
+    scale = (query.shape[-1] // num_heads) ** -0.5 if scale is None else scale
+    return _cross_attention(query, key_value, num_heads, scale)
+
+
+# Attention in which at most 32 tokens are the queries: of at most 256 pixels, or of the tokens themselves.
+#
+# Flash attention takes 64 or 128 queries per program, mostly padding here. A program takes one head of one image: its
+# queries, and all keys and values. Keys lie beside the values (pixels) or beside the queries (tokens), head by head, as
+# one projection makes them, and so do the gradients.
+
+MAX_QUERIES = 32
+MAX_PIXELS = 256
+PIXEL_TILES = ((16, 64), (16, MAX_PIXELS), (MAX_QUERIES, MAX_PIXELS))  # queries, keys
+TOKEN_TILES = ((16, 16), (MAX_QUERIES, MAX_QUERIES))
+
+
+def pixel_pooling_attention_reference(query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Tensor:
+    """Tokens that attend to pixels: query (B, M, D), key_value (B, N, 2 D), head by head key, value -> (B, M, D)."""
+    query = query.unflatten(2, (num_heads, -1)).transpose(1, 2)  # (B, heads, M, D/heads)
+    key, value = key_value.unflatten(2, (num_heads, 2, -1)).transpose(1, 2).unbind(3)  # (B, heads, N, D/heads)
+    return F.scaled_dot_product_attention(query, key, value, scale=scale).transpose(1, 2).flatten(2)
+
+
+def token_attention_reference(query_key: Tensor, value: Tensor, num_heads: int) -> Tensor:
+    """Self-attention with narrow keys: query_key (B, M, E), head by head query, key; value (B, M, D) -> (B, M, D)."""
+    query, key = query_key.unflatten(2, (num_heads, 2, -1)).transpose(1, 2).unbind(3)  # (B, heads, M, E/heads/2)
+    value = value.unflatten(2, (num_heads, -1)).transpose(1, 2)  # (B, heads, M, D/heads)
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+
+
+if HAS_TRITON:
+
+    @triton.jit
+    def _head_tile(
+        count, HEADS: tl.constexpr, STRIDE: tl.constexpr, SHIFT: tl.constexpr, WIDTH: tl.constexpr,
+        ROWS: tl.constexpr, LANES: tl.constexpr,
+    ):  # fmt: skip
+        """Offsets of this program's head in (B, count, HEADS, STRIDE), from channel SHIFT on, and the mask."""
+        image, head = (tl.program_id(0) // HEADS).to(tl.int64), tl.program_id(0) % HEADS
+        row, lane = tl.arange(0, ROWS)[:, None], tl.arange(0, LANES)[None, :]
+        offset = ((image * count + row) * HEADS + head) * STRIDE + SHIFT + lane
+        return offset, (row < count) & (lane < WIDTH)
+
+    @triton.jit
+    def _few_probabilities(key, query, keys, K: tl.constexpr, SCALE: tl.constexpr):
+        """Softmax over the keys (K, Q): columns sum to one, rows beyond the keys are zero."""
+        scores = tl.dot(key, tl.trans(query)) * (SCALE * 1.4426950408889634)
+        scores = tl.where(tl.arange(0, K)[:, None] < keys, scores, float("-inf"))
+        powers = tl.exp2(scores - tl.max(scores, 0)[None, :])
+        return powers * (1 / tl.sum(powers, 0))[None, :]
+
+    @jit
+    def _few_forward_kernel(
+        first_ptr, second_ptr, mixed_ptr, queries, keys,
+        HEADS: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, KEY_FIRST: tl.constexpr, SCALE: tl.constexpr,
+        Q: tl.constexpr, K: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
+    ):  # fmt: skip
+        """first: queries, with keys beside them if KEY_FIRST; second: values, otherwise with keys before them."""
+        FIRST: tl.constexpr = 2 * WIDTH if KEY_FIRST else WIDTH
+        SECOND: tl.constexpr = VALUES if KEY_FIRST else WIDTH + VALUES
+        key_ptr = first_ptr if KEY_FIRST else second_ptr
+        offset, mask = _head_tile(queries, HEADS, FIRST, 0, WIDTH, Q, C)
+        query = tl.load(first_ptr + offset, mask=mask, other=0.0)
+        offset, mask = _head_tile(keys, HEADS, FIRST if KEY_FIRST else SECOND, WIDTH if KEY_FIRST else 0, WIDTH, K, C)
+        key = tl.load(key_ptr + offset, mask=mask, other=0.0)
+        offset, mask = _head_tile(keys, HEADS, SECOND, 0 if KEY_FIRST else WIDTH, VALUES, K, V)
+        value = tl.load(second_ptr + offset, mask=mask, other=0.0)
+        probabilities = _few_probabilities(key, query, keys, K, SCALE)
+        mixed = tl.dot(tl.trans(probabilities.to(value.dtype)), value)
+        offset, mask = _head_tile(queries, HEADS, VALUES, 0, VALUES, Q, V)
+        tl.store(mixed_ptr + offset, mixed.to(mixed_ptr.dtype.element_ty), mask=mask)
+
+    @jit
+    def _few_backward_kernel(
+        g_ptr, first_ptr, second_ptr, g_first_ptr, g_second_ptr, queries, keys,
+        HEADS: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, KEY_FIRST: tl.constexpr, SCALE: tl.constexpr,
+        Q: tl.constexpr, K: tl.constexpr, C: tl.constexpr, V: tl.constexpr,
+    ):  # fmt: skip
+        FIRST: tl.constexpr = 2 * WIDTH if KEY_FIRST else WIDTH
+        SECOND: tl.constexpr = VALUES if KEY_FIRST else WIDTH + VALUES
+        key_ptr = first_ptr if KEY_FIRST else second_ptr
+        g_key_ptr = g_first_ptr if KEY_FIRST else g_second_ptr
+        offset, mask = _head_tile(queries, HEADS, VALUES, 0, VALUES, Q, V)
+        g = tl.load(g_ptr + offset, mask=mask, other=0.0)
+        query_offset, query_mask = _head_tile(queries, HEADS, FIRST, 0, WIDTH, Q, C)
+        query = tl.load(first_ptr + query_offset, mask=query_mask, other=0.0)
+        key_offset, key_mask = _head_tile(
+            keys, HEADS, FIRST if KEY_FIRST else SECOND, WIDTH if KEY_FIRST else 0, WIDTH, K, C
+        )
+        key = tl.load(key_ptr + key_offset, mask=key_mask, other=0.0)
+        value_offset, value_mask = _head_tile(keys, HEADS, SECOND, 0 if KEY_FIRST else WIDTH, VALUES, K, V)
+        value = tl.load(second_ptr + value_offset, mask=value_mask, other=0.0)
+        probabilities = _few_probabilities(key, query, keys, K, SCALE)
+        dtype = g_first_ptr.dtype.element_ty
+        g_value = tl.dot(probabilities.to(g.dtype), g)
+        tl.store(g_second_ptr + value_offset, g_value.to(dtype), mask=value_mask)
+        g_scores = tl.dot(value, tl.trans(g))  # (K, Q)
+        g_scores = probabilities * (g_scores - tl.sum(probabilities * g_scores, 0)[None, :]) * SCALE
+        g_scores = g_scores.to(query.dtype)
+        tl.store(g_key_ptr + key_offset, tl.dot(g_scores, query).to(dtype), mask=key_mask)
+        tl.store(g_first_ptr + query_offset, tl.dot(tl.trans(g_scores), key).to(dtype), mask=query_mask)
+
+
+@variant
+def _few_kernel(
+    backward: bool, heads: int, widths: tuple[int, int], key_first: bool, scale: float, tile: tuple[int, int]
+) -> Kernel:
+    """widths: of a head's keys and values."""
+    options: dict[str, int] = dict(maxnreg=128) if tile[1] == MAX_PIXELS else {}  # two programs per multiprocessor
+    return Kernel(
+        _few_backward_kernel if backward else _few_forward_kernel, HEADS=heads, WIDTH=widths[0], VALUES=widths[1],
+        KEY_FIRST=key_first, SCALE=scale, Q=tile[0], K=tile[1], C=max(16, next_power_of_2(widths[0])),
+        V=max(16, next_power_of_2(widths[1])), num_warps=min(8, max(1, tile[1] // 32)), **options,
+    )  # fmt: skip
+
+
+def _pixel_kernel(backward: bool, query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Kernel:
+    width, sizes = query.shape[2] // num_heads, (query.shape[1], key_value.shape[1])
+    tile = next(tile for tile in PIXEL_TILES if sizes[0] <= tile[0] and sizes[1] <= tile[1])
+    return _few_kernel(backward, int(num_heads), (int(width), int(width)), False, scale, tile)
+
+
+def _token_kernel(backward: bool, query_key: Tensor, value: Tensor, num_heads: int) -> Kernel:
+    widths = int(query_key.shape[2] // num_heads // 2), int(value.shape[2] // num_heads)
+    tile = next(tile for tile in TOKEN_TILES if value.shape[1] <= tile[0])
+    return _few_kernel(backward, int(num_heads), widths, True, widths[0] ** -0.5, tile)
+
+
+def _pixel_forward(query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Tensor:
+    query, key_value = query.contiguous(), key_value.contiguous()
+    mixed = torch.empty_like(query)
+    kernel, grid = _pixel_kernel(False, query, key_value, num_heads, scale), (query.shape[0] * num_heads,)
+    kernel(grid, query, key_value, mixed, query.shape[1], key_value.shape[1])
+    return mixed
+
+
+def _pixel_gradients(
+    g: Tensor, query: Tensor, key_value: Tensor, num_heads: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    g, query, key_value = g.contiguous(), query.contiguous(), key_value.contiguous()
+    g_query, g_key_value = torch.empty_like(query), torch.empty_like(key_value)
+    kernel, grid = _pixel_kernel(True, query, key_value, num_heads, scale), (query.shape[0] * num_heads,)
+    kernel(grid, g, query, key_value, g_query, g_key_value, query.shape[1], key_value.shape[1])
+    return g_query, g_key_value
+
+
+def _token_forward(query_key: Tensor, value: Tensor, num_heads: int) -> Tensor:
+    query_key, value = query_key.contiguous(), value.contiguous()
+    mixed = torch.empty_like(value)
+    kernel, grid = _token_kernel(False, query_key, value, num_heads), (value.shape[0] * num_heads,)
+    kernel(grid, query_key, value, mixed, value.shape[1], value.shape[1])
+    return mixed
+
+
+def _token_gradients(g: Tensor, query_key: Tensor, value: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
+    g, query_key, value = g.contiguous(), query_key.contiguous(), value.contiguous()
+    g_query_key, g_value = torch.empty_like(query_key), torch.empty_like(value)
+    kernel, grid = _token_kernel(True, query_key, value, num_heads), (value.shape[0] * num_heads,)
+    kernel(grid, g, query_key, value, g_query_key, g_value, value.shape[1], value.shape[1])
+    return g_query_key, g_value
+
+
+_pixel_attention = FusedOp("pixel_pooling_attention", _pixel_forward, _pixel_gradients, _save_two, _backward_of_two)
+_token_attention = FusedOp("token_attention", _token_forward, _token_gradients, _save_two, _backward_of_two)
+
+
+def _supports_pixel_pooling(query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> bool:
+    if not _are_half_and_contiguous(query, key_value) or not 16 <= query.shape[2] // num_heads <= MAX_HEAD_DIM:
+        return False
+    return query.shape[1] <= MAX_QUERIES and key_value.shape[1] <= MAX_PIXELS
+
+
+@register_op("pixel_pooling_attention", reference=pixel_pooling_attention_reference, supports=_supports_pixel_pooling)
+def pixel_pooling_attention(query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Tensor:
+    return _pixel_attention(query, key_value, num_heads, scale)
+
+
+def _supports_token_attention(query_key: Tensor, value: Tensor, num_heads: int) -> bool:
+    if not _are_half_and_contiguous(query_key, value) or value.shape[1] > MAX_QUERIES:
+        return False
+    widths = query_key.shape[2] // num_heads // 2, value.shape[2] // num_heads
+    return all(16 <= width <= MAX_HEAD_DIM for width in widths)
+
+
+@register_op("token_attention", reference=token_attention_reference, supports=_supports_token_attention)
+def token_attention(query_key: Tensor, value: Tensor, num_heads: int) -> Tensor:
+    return _token_attention(query_key, value, num_heads)

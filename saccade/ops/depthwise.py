@@ -1,7 +1,47 @@
-"""Depth-wise convolutions with the activation and the sum around them, on channels-last features."""
+"""Depth-wise convolutions with the activation and the sum around them, on channels-last features.
 
+cuDNN's depth-wise kernels leave most of the memory bandwidth unused on channels-last features, and the sum around them
+is one more pass over the widest tensors of SViT and PaCa.
+
+3x3: a program steps down the rows of a strip. Each input row feeds the three output rows it touches; an output row is
+written after its third input row. A thread has four adjacent columns of its channels (a span) and reads six for them:
+the number of instructions limits these kernels, not memory. Only x is saved for backward; activations are recomputed.
+The "pre" GELU is computed twice for most values, in adjacent strips and spans; a pass of its own would cost more.
+
+5x5 and 7x7: cuDNN takes five times as long as the 49 multiply-adds per output do, so every value that is read is used
+often. A thread has two channels, whose taps are in registers, and a strip of four columns down which it steps: it reads
+ten columns of a row while it computes with the row before, and adds each to the seven output rows it touches. Per
+output 63 instructions (79 with GELU): 49 multiply-adds, 1.3 loads, 5.6 conversions, half a store. The gradient of x is
+the same convolution with flipped taps; the gradient of the weight is cuDNN's.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from saccade.ops import _dispatch as dispatch
+from saccade.ops._dispatch import FusedOp, register_op
+from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, next_power_of_2, variant
+from saccade.ops._rows import channel_unit
+from saccade.ops._weights import cached_layout
+from saccade.ops.linear import column_sum
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+    from saccade.ops._gelu import gelu, gelu_derivative
+    from saccade.ops._launch import jit
+
+ACTS = {"": 0, "pre": 1, "post": 2}
+STRIP_ROWS = 7  # rows that a program of the 3x3 kernels steps down
+WIDE_KERNEL_SIZES = (5, 7)
+MAX_STRIP_ROWS = 56  # of the wide kernels
+MAX_WARPS = 1056  # that a GPU runs at the same time, eight per multiprocessor of an H200: fewer use shorter strips
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
 
 
 def depthwise_conv_reference(
@@ -19,7 +59,329 @@ def depthwise_conv_reference(
     return F.gelu(mixed) if act == "post" else mixed
 
 
-depthwise_conv = depthwise_conv_reference
+if HAS_TRITON:
+
+    @triton.jit
+    def _load_column(pointer, offset, mask, PRE: tl.constexpr, EXACT: tl.constexpr):
+        """One column of each span (spans, channels), zeros outside the features."""
+        x = tl.load(pointer + offset, mask=mask, other=0.0).to(tl.float32)
+        return gelu(x, EXACT) if PRE else x
+
+    @triton.jit
+    def _load_four(pointer, offset, column, width, channels, valid, PRE: tl.constexpr, EXACT: tl.constexpr):
+        """The columns of each span; `offset` is that of the first one."""
+        return (
+            _load_column(pointer, offset, valid & (column < width), PRE, EXACT),
+            _load_column(pointer, offset + channels, valid & (column + 1 < width), PRE, EXACT),
+            _load_column(pointer, offset + 2 * channels, valid & (column + 2 < width), PRE, EXACT),
+            _load_column(pointer, offset + 3 * channels, valid & (column + 3 < width), PRE, EXACT),
+        )
+
+    @triton.jit
+    def _load_six(pointer, offset, column, width, channels, valid, PRE: tl.constexpr, EXACT: tl.constexpr):
+        """The columns of each span and one more on both sides."""
+        x0 = _load_column(pointer, offset - channels, valid & (column > 0) & (column <= width), PRE, EXACT)
+        x1, x2, x3, x4 = _load_four(pointer, offset, column, width, channels, valid, PRE, EXACT)
+        x5 = _load_column(pointer, offset + 4 * channels, valid & (column + 4 < width), PRE, EXACT)
+        return x0, x1, x2, x3, x4, x5
+
+    @triton.jit
+    def _add_three(total, left, centre, right, w0, w1, w2):
+        total = total + left * w0  # one product and sum at a time: each is one instruction
+        total = total + centre * w1
+        return total + right * w2
+
+    @triton.jit
+    def _store_column(y_ptr, y, g, offset, mask, POST: tl.constexpr, DERIVATIVE: tl.constexpr, EXACT: tl.constexpr):
+        if POST:
+            y = gelu(y, EXACT)
+        if DERIVATIVE == 1:
+            y *= gelu_derivative(g, EXACT)
+        if DERIVATIVE == 2:
+            y = g * gelu_derivative(y, EXACT)
+        tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+    @jit
+    def _depthwise_kernel(
+        x_ptr, weight_ptr, bias_ptr, g_ptr, y_ptr, height, width, units,
+        UNIT: tl.constexpr, FLIP: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, DERIVATIVE: tl.constexpr,
+        SHORTCUT: tl.constexpr, BIAS: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, SPANS: tl.constexpr,
+        CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        """y = (gelu) (s x + conv(x) + b), of gelu(x) with PRE; FLIP reverses the taps, for the gradient.
+
+        DERIVATIVE 1: multiply by the derivative of gelu at g (gradient of "pre"); 2: y = g * derivative of gelu at the
+        result (gradient of "post"). FULL: the number of channels is a multiple of CHANNELS.
+        """
+        EXACT: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
+        channels = units * UNIT
+        strips = tl.cdiv(height, ROWS)
+        image, strip = tl.program_id(0) // strips, tl.program_id(0) % strips
+        column = (tl.program_id(1) * SPANS + tl.arange(0, SPANS)[:, None]) * 4  # the first of a span
+        channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+        in_range = channel < channels
+        ok = tl.full((SPANS, CHANNELS), True, tl.int1) if FULL else in_range & (column >= 0)
+        start = image.to(tl.int64) * height * width * channels
+        x_ptr += start
+        y_ptr += start
+        g_ptr += start
+        taps = weight_ptr + channel * 9
+        if FLIP:
+            w00, w01, w02 = tl.load(taps + 8, in_range), tl.load(taps + 7, in_range), tl.load(taps + 6, in_range)
+            w10, w11, w12 = tl.load(taps + 5, in_range), tl.load(taps + 4, in_range), tl.load(taps + 3, in_range)
+            w20, w21, w22 = tl.load(taps + 2, in_range), tl.load(taps + 1, in_range), tl.load(taps + 0, in_range)
+        else:
+            w00, w01, w02 = tl.load(taps + 0, in_range), tl.load(taps + 1, in_range), tl.load(taps + 2, in_range)
+            w10, w11, w12 = tl.load(taps + 3, in_range), tl.load(taps + 4, in_range), tl.load(taps + 5, in_range)
+            w20, w21, w22 = tl.load(taps + 6, in_range), tl.load(taps + 7, in_range), tl.load(taps + 8, in_range)
+        w11 = w11.to(tl.float32)
+        if SHORTCUT:
+            w11 += 1.0
+        zero = tl.zeros((SPANS, CHANNELS), tl.float32)
+        if BIAS:
+            zero += tl.load(bias_ptr + channel, in_range).to(tl.float32)
+        first = strip * ROWS
+        a0, a1, a2, a3 = zero, zero, zero, zero  # outputs of the row above the input row
+        h0, h1, h2, h3 = zero, zero, zero, zero  # and of the row itself
+        for i in tl.static_range(ROWS + 2):
+            row = first + i - 1 + tl.zeros_like(column)  # a block: the interpreter needs masks of one kind
+            offset = (row * width + column) * channels + channel
+            valid = ok & (row >= 0) & (row < height)
+            x0, x1, x2, x3, x4, x5 = _load_six(x_ptr, offset, column, width, channels, valid, PRE, EXACT)
+            if i >= 2:  # completes the row above
+                offset -= width * channels
+                valid = ok & (row <= height)
+                g0, g1, g2, g3 = x0, x1, x2, x3
+                if DERIVATIVE > 0:  # loaded early, to hide the latency
+                    g0, g1, g2, g3 = _load_four(g_ptr, offset, column, width, channels, valid, False, EXACT)
+                a0 = _add_three(a0, x0, x1, x2, w20, w21, w22)
+                a1 = _add_three(a1, x1, x2, x3, w20, w21, w22)
+                a2 = _add_three(a2, x2, x3, x4, w20, w21, w22)
+                a3 = _add_three(a3, x3, x4, x5, w20, w21, w22)
+                _store_column(y_ptr, a0, g0, offset, valid & (column < width), POST, DERIVATIVE, EXACT)
+                _store_column(y_ptr, a1, g1, offset + channels, valid & (column + 1 < width), POST, DERIVATIVE, EXACT)
+                offset += 2 * channels
+                _store_column(y_ptr, a2, g2, offset, valid & (column + 2 < width), POST, DERIVATIVE, EXACT)
+                _store_column(y_ptr, a3, g3, offset + channels, valid & (column + 3 < width), POST, DERIVATIVE, EXACT)
+            if i >= 1 and i <= ROWS:
+                h0 = _add_three(h0, x0, x1, x2, w10, w11, w12)
+                h1 = _add_three(h1, x1, x2, x3, w10, w11, w12)
+                h2 = _add_three(h2, x2, x3, x4, w10, w11, w12)
+                h3 = _add_three(h3, x3, x4, x5, w10, w11, w12)
+            a0, a1, a2, a3 = h0, h1, h2, h3
+            if i < ROWS:
+                h0 = _add_three(zero, x0, x1, x2, w00, w01, w02)
+                h1 = _add_three(zero, x1, x2, x3, w00, w01, w02)
+                h2 = _add_three(zero, x2, x3, x4, w00, w01, w02)
+                h3 = _add_three(zero, x3, x4, x5, w00, w01, w02)
+
+    @triton.jit
+    def _add_four(total, x0, x1, x2, x3, g0, g1, g2, g3):
+        total = total + x0 * g0
+        total = total + x1 * g1
+        total = total + x2 * g2
+        return total + x3 * g3
+
+    @jit
+    def _weight_gradient_kernel(
+        x_ptr, g_ptr, partial_ptr, height, width, units, rows, strips,
+        UNIT: tl.constexpr, PRE: tl.constexpr, FULL: tl.constexpr, SPANS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        """Partial gradients in the memory order of weight and bias: partial (programs, 9 C + C)."""
+        EXACT: tl.constexpr = g_ptr.dtype.element_ty == tl.float32
+        channels = units * UNIT
+        image, strip = tl.program_id(0) // strips, tl.program_id(0) % strips
+        channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+        in_range = channel < channels
+        span = tl.arange(0, SPANS)[:, None] * 4
+        ok = tl.full((SPANS, CHANNELS), True, tl.int1) if FULL else in_range & (span >= 0)
+        start = image.to(tl.int64) * height * width * channels
+        x_ptr += start
+        g_ptr += start
+        zero = tl.zeros((SPANS, CHANNELS), tl.float32)
+        p00, p01, p02 = zero, zero, zero
+        p10, p11, p12 = zero, zero, zero
+        p20, p21, p22 = zero, zero, zero
+        bias = zero
+        first = strip * rows
+        last = tl.minimum(first + rows, height)
+        for left_edge in range(0, width, 4 * SPANS):
+            column = left_edge + span
+            # Gradients of the rows above, at and below the input row, which met their last, middle and first taps.
+            # Separate zeros: Triton 3.6 takes an `a` that follows an `h` of the same initial value for a constant.
+            a0, a1, a2, a3 = zero, zero, zero, zero
+            h0, h1 = tl.zeros((SPANS, CHANNELS), tl.float32), tl.zeros((SPANS, CHANNELS), tl.float32)
+            h2, h3 = tl.zeros((SPANS, CHANNELS), tl.float32), tl.zeros((SPANS, CHANNELS), tl.float32)
+            for row in range(first - 1, last + 1):
+                row_block = row + tl.zeros_like(column)
+                offset = (row_block * width + column) * channels + channel
+                valid = ok & (row_block >= 0) & (row_block < height)
+                x0, x1, x2, x3, x4, x5 = _load_six(x_ptr, offset, column, width, channels, valid, PRE, EXACT)
+                offset += width * channels
+                valid = ok & (row_block + 1 < last)
+                b0, b1, b2, b3 = _load_four(g_ptr, offset, column, width, channels, valid, False, EXACT)
+                p00 = _add_four(p00, x0, x1, x2, x3, b0, b1, b2, b3)
+                p01 = _add_four(p01, x1, x2, x3, x4, b0, b1, b2, b3)
+                p02 = _add_four(p02, x2, x3, x4, x5, b0, b1, b2, b3)
+                p10 = _add_four(p10, x0, x1, x2, x3, h0, h1, h2, h3)
+                p11 = _add_four(p11, x1, x2, x3, x4, h0, h1, h2, h3)
+                p12 = _add_four(p12, x2, x3, x4, x5, h0, h1, h2, h3)
+                p20 = _add_four(p20, x0, x1, x2, x3, a0, a1, a2, a3)
+                p21 = _add_four(p21, x1, x2, x3, x4, a0, a1, a2, a3)
+                p22 = _add_four(p22, x2, x3, x4, x5, a0, a1, a2, a3)
+                bias += (h0 + h1) + (h2 + h3)
+                a0, a1, a2, a3 = h0, h1, h2, h3
+                h0, h1, h2, h3 = b0, b1, b2, b3
+        out = partial_ptr + tl.program_id(0).to(tl.int64) * 10 * channels
+        taps = out + channel * 9
+        tl.store(taps + 0, tl.sum(p00, 0)[None, :], mask=in_range)
+        tl.store(taps + 1, tl.sum(p01, 0)[None, :], mask=in_range)
+        tl.store(taps + 2, tl.sum(p02, 0)[None, :], mask=in_range)
+        tl.store(taps + 3, tl.sum(p10, 0)[None, :], mask=in_range)
+        tl.store(taps + 4, tl.sum(p11, 0)[None, :], mask=in_range)
+        tl.store(taps + 5, tl.sum(p12, 0)[None, :], mask=in_range)
+        tl.store(taps + 6, tl.sum(p20, 0)[None, :], mask=in_range)
+        tl.store(taps + 7, tl.sum(p21, 0)[None, :], mask=in_range)
+        tl.store(taps + 8, tl.sum(p22, 0)[None, :], mask=in_range)
+        tl.store(out + 9 * channels + channel, tl.sum(bias, 0)[None, :], mask=in_range)
+
+
+def _tile(channels: int) -> dict[str, Any]:
+    """Spans of four columns and channels of a program, one warp."""
+    wide = 128 if channels % 128 == 0 else min(64, next_power_of_2(channels))
+    full = channels % wide == 0
+    return dict(UNIT=channel_unit(channels), FULL=full, SPANS=max(1, 128 // wide), CHANNELS=wide, num_warps=1)
+
+
+@variant
+def _depthwise(channels: int, flip: bool, act: int, derivative: int, shortcut: bool, bias: bool) -> Kernel:
+    tile = _tile(channels) | dict(ROWS=STRIP_ROWS)
+    if derivative == 2:
+        tile["num_warps"] = 2  # reads a gradient too: more threads hide its latency
+    flags = dict(FLIP=flip, PRE=act == 1, POST=act == 2, DERIVATIVE=derivative, SHORTCUT=shortcut, BIAS=bias)
+    return Kernel(_depthwise_kernel, **flags, **tile)
+
+
+@variant
+def _weight_gradient(channels: int, pre: bool) -> Kernel:
+    return Kernel(_weight_gradient_kernel, PRE=pre, **_tile(channels))
+
+
+def _run_depthwise(kernel: Kernel, sizes: Sequence[int], *tensors: Tensor) -> None:
+    batch, height, width, channels = sizes
+    tile = kernel.constants
+    columns, across = cdiv(width, 4 * tile["SPANS"]), cdiv(channels, tile["CHANNELS"])
+    kernel((batch * cdiv(height, STRIP_ROWS), columns, across), *tensors, height, width, channels // tile["UNIT"])
+
+
+def depthwise_forward(
+    sizes: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool
+) -> Tensor:
+    """`depthwise_conv` of x, of any shape, in memory as sizes (B, H, W, C); act is a value of `ACTS`."""
+    y = torch.empty_like(x)
+    _run_depthwise(_depthwise(sizes[3], False, act, 0, shortcut, True), sizes, x, weight, bias, x, y)
+    return y
+
+
+def depthwise_gradients(
+    sizes: Sequence[int], g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias of `depthwise_forward`; the last two may share memory."""
+    g_x, g_parameters = _depthwise_gradients(sizes, g, x, weight, bias, act, shortcut)
+    return g_x, *_split(g_parameters, weight, bias)
+
+
+def _depthwise_gradients(
+    sizes: Sequence[int], g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x, and of weight and bias (10 C) in float32."""
+    batch, height, width, channels = sizes
+    if act == 2:
+        g_sum = torch.empty_like(x)
+        _run_depthwise(_depthwise(channels, False, 0, 2, shortcut, True), sizes, x, weight, bias, g, g_sum)
+        g = g_sum
+    g_x = torch.empty_like(x)
+    _run_depthwise(_depthwise(channels, True, 0, int(act == 1), shortcut, False), sizes, g, weight, bias, x, g_x)
+    kernel = _weight_gradient(channels, act == 1)
+    rows = 8 if width > 28 else 16
+    strips, tile = cdiv(height, rows), kernel.constants
+    partial = torch.empty(batch * strips, 10 * channels, dtype=torch.float32, device=x.device)
+    grid = batch * strips, cdiv(channels, tile["CHANNELS"])
+    kernel(grid, x, g, partial, height, width, channels // tile["UNIT"], rows, strips)
+    return g_x, partial.sum(0)
+
+
+def _split(g_parameters: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    taps, g_bias = g_parameters.split((weight.numel(), bias.numel()))
+    return dispatch.cast(taps.view(weight.shape), weight.dtype), dispatch.cast(g_bias, bias.dtype)
+
+
+def _sizes(features: Tensor) -> tuple[int, int, int, int]:
+    batch, channels, height, width = features.shape
+    return batch, height, width, channels
+
+
+def _forward(features: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool) -> Tensor:
+    features = features.contiguous(memory_format=torch.channels_last)
+    return depthwise_forward(_sizes(features), features, weight.contiguous(), bias, act, shortcut)
+
+
+def _gradients(
+    g: Tensor, features: Tensor, weight: Tensor, bias: Tensor, act: int, shortcut: bool
+) -> tuple[Tensor, Tensor]:
+    features = features.contiguous(memory_format=torch.channels_last)
+    g = dispatch.cast(g, features.dtype).contiguous(memory_format=torch.channels_last)
+    return _depthwise_gradients(_sizes(features), g, features, weight.contiguous(), bias, act, shortcut)
+
+
+def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    features, weight, bias, ctx.act, ctx.shortcut = inputs
+    ctx.save_for_backward(features, weight, bias)
+
+
+def _backward(ctx: Any, gradients: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    features, weight, bias = ctx.saved_tensors
+    g_x, g_parameters = gradients(g, features, weight, bias, ctx.act, ctx.shortcut)
+    return g_x, *_split(g_parameters, weight, bias), None, None
+
+
+_depthwise_conv = FusedOp("depthwise_conv", _forward, _gradients, _setup, _backward)
+
+
+def _supports_depthwise(
+    features: Tensor, weight: Tensor, bias: Tensor | None, act: str = "", shortcut: bool = True
+) -> bool:
+    return bias is not None and dispatch.on_gpu(features) and dispatch.is_channels_last(features)
+
+
+@register_op("depthwise_conv", reference=depthwise_conv_reference, supports=_supports_depthwise)
+def depthwise_conv(
+    features: Tensor, weight: Tensor, bias: Tensor | None, act: str = "", shortcut: bool = True
+) -> Tensor:
+    return _depthwise_conv(features, weight, bias, ACTS[act], shortcut)
+
+
+def _supports_onednn(
+    features: Tensor, weight: Tensor, bias: Tensor | None, act: str = "", shortcut: bool = True
+) -> bool:
+    usable = HAS_ONEDNN and act != "pre" and dispatch.on_cpu_inference(features)
+    return usable and dispatch.is_channels_last(features)
+
+
+@depthwise_conv.add("onednn", _supports_onednn)
+def depthwise_onednn(
+    features: Tensor, weight: Tensor, bias: Tensor | None, act: str = "", shortcut: bool = True
+) -> Tensor:
+    """oneDNN's convolution with the GELU fused; the sum is a 1 on the middle tap."""
+    if shortcut:
+        weight = weight.clone()
+        weight[:, :, 1, 1] += 1
+    fused = ("gelu", [], "none") if act == "post" else ("none", [], "")
+    sizes = [1, 1], [1, 1], [1, 1], features.shape[1]
+    return torch.ops.mkldnn._convolution_pointwise(features, weight, bias, *sizes, *fused)
+
+
+# Convolutions of 5x5 and 7x7 with GELU.
 
 
 def depthwise_gelu_reference(features: Tensor, conv: nn.Module) -> Tensor:
@@ -27,4 +389,165 @@ def depthwise_gelu_reference(features: Tensor, conv: nn.Module) -> Tensor:
     return F.gelu(conv(features))
 
 
-depthwise_gelu = depthwise_gelu_reference
+if HAS_TRITON:
+
+    @triton.jit
+    def _load_columns(pointer, column, width, ok, DIM: tl.constexpr, COUNT: tl.constexpr):
+        """COUNT columns from this one on, zeros outside the features."""
+        values = ()
+        for j in tl.static_range(COUNT):
+            mask = ok & (column + j >= 0) & (column + j < width)
+            value = tl.load(pointer + j * DIM, mask=mask, other=0.0)
+            values += (value.to(tl.float32),)
+        return values
+
+    @triton.jit
+    def _store_columns(
+        y_ptr, g_ptr, sums, column, width, ok,
+        FIRST: tl.constexpr, GELU: tl.constexpr, DERIVATIVE: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr,
+    ):  # fmt: skip
+        """A row of outputs, which are in `sums` from FIRST on."""
+        EXACT: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
+        for c in tl.static_range(COLUMNS):
+            y, mask = sums[FIRST + c], ok & (column + c < width)
+            if GELU:
+                y = gelu(y, EXACT)
+            if DERIVATIVE:
+                y = tl.load(g_ptr + c * DIM, mask=mask, other=0.0).to(tl.float32) * gelu_derivative(y, EXACT)
+            tl.store(y_ptr + c * DIM, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+    @jit
+    def _wide_kernel(
+        x_ptr, taps_ptr, bias_ptr, g_ptr, y_ptr, height, width, rows,
+        DIM: tl.constexpr, SIDE: tl.constexpr, FLIP: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr,
+        DERIVATIVE: tl.constexpr, COLUMNS: tl.constexpr, STRIPS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        """y = (gelu) (conv(x) + b); FLIP reverses the taps; DERIVATIVE: y = g * derivative of gelu at the result.
+
+        A program has STRIPS strips of COLUMNS columns each, CHANNELS of the DIM channels, and `rows` rows.
+        """
+        HALF: tl.constexpr = SIDE // 2
+        COUNT: tl.constexpr = COLUMNS + SIDE - 1
+        runs = tl.cdiv(height, rows)
+        image, first = tl.program_id(0) // runs, tl.program_id(0) % runs * rows
+        column = (tl.program_id(1) * STRIPS + tl.arange(0, STRIPS)[:, None]) * COLUMNS
+        channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+        ok = channel < DIM
+        zero = tl.zeros((STRIPS, CHANNELS), tl.float32)
+        taps = ()
+        for k in tl.static_range(SIDE * SIDE):
+            tap = tl.load(taps_ptr + (SIDE * SIDE - 1 - k if FLIP else k) * DIM + channel, mask=ok, other=0.0)
+            taps += (zero + tap.to(tl.float32),)
+        if BIAS:
+            zero += tl.load(bias_ptr + channel, mask=ok, other=0.0).to(tl.float32)
+        sums = ()  # of the output rows from HALF above the input row to HALF - 1 below it
+        for _ in tl.static_range((SIDE - 1) * COLUMNS):
+            sums += (zero,)
+
+        begin, end = tl.maximum(first - HALF, 0), tl.minimum(first + rows + HALF, height)
+        last = tl.minimum(first + rows, height)
+        start = image.to(tl.int64) * height * width * DIM
+        x_ptr, g_ptr, y_ptr = x_ptr + start, g_ptr + start, y_ptr + start
+        source, target = (column - HALF) * DIM + channel, column * DIM + channel
+        next_row = _load_columns(x_ptr + (begin * width * DIM + source), column - HALF, width, ok, DIM, COUNT)
+        for row in range(begin, end):
+            x, below = next_row, tl.minimum(row + 1, end - 1)
+            next_row = _load_columns(x_ptr + (below * width * DIM + source), column - HALF, width, ok, DIM, COUNT)
+            added = ()
+            for r in tl.static_range(SIDE):
+                for c in tl.static_range(COLUMNS):
+                    y = zero
+                    if r < SIDE - 1:
+                        y = sums[r * COLUMNS + c]
+                    for k in tl.static_range(SIDE):
+                        y = tl.fma(x[c + k], taps[(SIDE - 1 - r) * SIDE + k], y)
+                    added += (y,)
+            done = row - HALF  # the output row that is now complete
+            if done >= first:
+                place = done * width * DIM + target
+                _store_columns(
+                    y_ptr + place, g_ptr + place, added, column, width, ok, 0, GELU, DERIVATIVE, DIM, COLUMNS
+                )
+            sums = added[COLUMNS:]
+        for r in tl.static_range(HALF):  # output rows at the lower edge, which have no more input rows below
+            done = end - HALF + r
+            if (done >= first) & (done < last):
+                place = done * width * DIM + target
+                y_row, g_row = y_ptr + place, g_ptr + place
+                _store_columns(y_row, g_row, sums, column, width, ok, r * COLUMNS, GELU, DERIVATIVE, DIM, COLUMNS)
+
+
+@variant
+def _wide(channels: int, side: int, flip: bool, gelu: bool, derivative: bool, warps: int) -> Kernel:
+    """A thread has two channels of a strip."""
+    wide = 64 if channels % 64 == 0 else min(32, next_power_of_2(channels))
+    flags = dict(SIDE=side, FLIP=flip, BIAS=not flip, GELU=gelu, DERIVATIVE=derivative)
+    tile = dict(COLUMNS=4, STRIPS=64 // wide * warps, CHANNELS=wide, num_warps=warps)
+    return Kernel(_wide_kernel, DIM=channels, **flags, **tile)
+
+
+def _run_wide(features: Tensor, side: int, flip: bool, gelu: bool, derivative: bool, *tensors: Tensor) -> None:
+    """One warp per program, or two or four where strips cover the width without remainder."""
+    batch, channels, height, width = features.shape
+    strips = _wide(channels, side, flip, gelu, derivative, 1).constants["STRIPS"]
+    blocks = cdiv(width, 4 * strips)
+    warps = 4 if blocks % 4 == 0 else 2 if blocks % 2 == 0 else 1
+    kernel = _wide(channels, side, flip, gelu, derivative, warps)
+    columns, across = blocks // warps, cdiv(channels, kernel.constants["CHANNELS"])
+    runs = MAX_WARPS // max(1, batch * warps * columns * across)
+    runs = max(cdiv(height, MAX_STRIP_ROWS), min(cdiv(height, 7), runs))
+    rows = cdiv(height, runs)
+    kernel((batch * cdiv(height, rows), columns, across), *tensors, height, width, rows)
+
+
+def _taps(weight: Tensor) -> Tensor:
+    """weight (C, 1, K, K) -> (K K, C): one tap of all channels is contiguous."""
+    return weight.flatten(1).t().contiguous()
+
+
+def _wide_forward(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    features = features.contiguous(memory_format=torch.channels_last)
+    y, taps = torch.empty_like(features), cached_layout(weight, "taps", lambda: _taps(weight))
+    _run_wide(features, weight.shape[2], False, True, False, features, taps, bias, features, y)
+    return y
+
+
+def _wide_gradients(g: Tensor, features: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    channels, side, taps = features.shape[1], weight.shape[2], _taps(weight)
+    features = features.contiguous(memory_format=torch.channels_last)
+    g = dispatch.cast(g, features.dtype).contiguous(memory_format=torch.channels_last)
+    g_mixed, g_x = torch.empty_like(features), torch.empty_like(features)
+    _run_wide(features, side, False, False, True, features, taps, bias, g, g_mixed)
+    _run_wide(features, side, True, False, False, g_mixed, taps, bias, features, g_x)
+    layout = [1, 1], [side // 2, side // 2], [1, 1], False, [0, 0], channels
+    inputs = g_mixed, features, dispatch.cast(weight, features.dtype), None
+    g_weight = torch.ops.aten.convolution_backward(*inputs, *layout, [False, True, False])[1]
+    g_bias = column_sum(g_mixed.permute(0, 2, 3, 1).view(-1, channels))
+    return g_x, g_weight.to(weight.dtype, memory_format=torch.contiguous_format), dispatch.cast(g_bias, bias.dtype)
+
+
+def _wide_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _wide_backward(ctx: Any, gradients: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return gradients(g, *ctx.saved_tensors)
+
+
+_depthwise_gelu = FusedOp("depthwise_gelu", _wide_forward, _wide_gradients, _wide_setup, _wide_backward)
+
+
+def _supports_wide(features: Tensor, conv: nn.Module) -> bool:
+    """5x5 or 7x7, with a bias and zero padding that keeps the size."""
+    if not dispatch.on_gpu(features) or type(conv) is not nn.Conv2d or not dispatch.is_plain(conv):
+        return False
+    side = conv.kernel_size[0]
+    shape = (conv.kernel_size, conv.stride, conv.dilation) == ((side, side), (1, 1), (1, 1))
+    same_size = conv.padding == (side // 2, side // 2) and conv.padding_mode == "zeros"
+    is_depthwise = conv.groups == conv.in_channels == conv.out_channels and conv.bias is not None
+    return side in WIDE_KERNEL_SIZES and shape and same_size and is_depthwise and dispatch.is_channels_last(features)
+
+
+@register_op("depthwise_gelu", reference=depthwise_gelu_reference, supports=_supports_wide)
+def depthwise_gelu(features: Tensor, conv: nn.Module) -> Tensor:
+    return _depthwise_gelu(dispatch.cast(features, dispatch.compute_dtype(features)), conv.weight, conv.bias)

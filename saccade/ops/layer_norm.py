@@ -44,3 +44,16 @@ def add_prenorm_reference(
 
 
 add_prenorm = add_prenorm_reference
+
+
+def bias_norm_reference(pixels: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm over the last axis of pixels + shift (C), pixels (B, H, W, C)."""
+    return layer_norm(pixels + shift.to(pixels.dtype), weight, bias, eps)
+
+
+bias_norm = bias_norm_reference
+
+
+def is_channel_norm(norm: nn.Module) -> bool:
+    """Whether this is a plain LayerNorm over the channels of (B, C, H, W), without hooks."""
+    return False

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade import ops
 from saccade.kernels import allowed, suits
 from saccade.kernels.averages import are_fours, averages, averages_twin
 from saccade.kernels.pixel_softmax import is_held, pixel_softmax, pixel_softmax_twin
 from saccade.layers.casts import halved
-from saccade.layers.depthwise import wide_conv_gelu
 from saccade.layers.grid import to_pixels
 from saccade.layers.linear import Linear, linear_gelu
 from saccade.layers.norm import TokenNorm
@@ -65,7 +65,7 @@ class ConvClustering(nn.Module):
             hidden = to_pixels(F.gelu(self.conv(features)))
             return self.to_score(F.gelu(self.mix(hidden)))
         else:
-            hidden = to_pixels(wide_conv_gelu(self.conv, features))
+            hidden = to_pixels(ops.depthwise_gelu(features, self.conv))
             return self.to_score(linear_gelu(self.mix, hidden))
 
 

@@ -28,7 +28,7 @@ ABLATIONS = [
     dict(relation="equations"),
     dict(relation=("transformer", "skip")),
     dict(projector=False),
-    dict(first_value=True, pool=True),
+    dict(value_projection=True, pool=True),
     dict(norm=False),
 ]
 
@@ -107,7 +107,7 @@ def test_every_ablation_learns_everywhere_and_takes_any_size(options):
 
 
 @pytest.mark.parametrize(
-    "options", [dict(), dict(first_value=True, dim=256, project_last=True), dict(norm=False)], ids=str
+    "options", [dict(), dict(value_projection=True, dim=256, project_last=True), dict(norm=False)], ids=str
 )
 def test_training_and_inference_agree_where_their_statistics_do(options):
     """Inference folds norms into matrices and lets one pass under the attention; training does neither."""
@@ -135,17 +135,21 @@ def test_training_and_inference_agree_where_their_statistics_do(options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ABLATIONS, ids=str)
-def test_every_ablation_scripts_exports_and_compiles(options):
+def test_every_ablation_exports_and_compiles(options):
     model = stir(fresh(**options))
     with torch.no_grad():
         expected = model(images())
-        for twin in (
-            torch.jit.script(model),
+        for converted in (
             torch.export.export(model, (images(),)).module(),
             torch.compile(model, fullgraph=True, backend="aot_eager"),
         ):
-            torch.testing.assert_close(twin(images()), expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(converted(images()), expected, rtol=1e-4, atol=1e-5)
     torch._dynamo.reset()
+
+
+def test_first_value_is_an_error_that_names_value_projection():
+    with pytest.raises(TypeError, match="first_value is now value_projection"):
+        saccade.create_model("vt_nano", first_value=True)
 
 
 def test_traces_follow_the_tokens():
@@ -306,7 +310,7 @@ def test_a_tokenizer_of_ones_own():
         (dict(recurrence="third"), "recurrence must be one of half, full, none"),
         (dict(relation="love"), "relation must be one of transformer"),
         (dict(relation=("none", "none", "none")), "one for each of 2 modules"),
-        (dict(num_tokens=1), "half of one token"),
+        (dict(num_tokens=1), "expected num_tokens >= 2"),
         (dict(tokenizer="pooling", num_tokens=7), "7 tokens make no grid"),
         (dict(dim=100), "does not divide into 8 heads"),
     ],

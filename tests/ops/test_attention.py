@@ -7,7 +7,7 @@ from torch.library import opcheck
 from saccade import ops
 from saccade.ops import attention
 from saccade.ops._launch import record_specializations
-from tests.ops.compare import HALF, check, kernels_allowed, needs_triton, randn
+from tests.ops.compare import DEVICE, HALF, check, kernels_allowed, needs_triton, randn, relative_error
 
 pytestmark = needs_triton
 
@@ -59,3 +59,136 @@ def test_self_attention_compiles_one_kernel_for_all_sizes():
 
 def test_self_attention_operator_is_consistent():
     opcheck(attention._self_attention.operator, (randn(2, 9, 96).requires_grad_(), 2))
+
+
+CROSS = [(2, 70, 100, 48, 2), (1, 5, 7, 33, 1), (3, 130, 16, 40, 1), (1, 9, 50, 64, 1)]  # B, N, M, D, heads
+PIXELS = [(2, 3, 20, 40, 2), (1, 8, 70, 32, 1), (2, 17, 33, 48, 3)]  # B, M, N, D, heads
+TOKENS = [(2, 16, 64, 32, 2), (1, 5, 80, 33, 1), (2, 20, 96, 60, 3)]  # B, M, E, D, heads
+
+
+@pytest.mark.parametrize(("batch", "queries", "keys", "dim", "heads"), CROSS)
+@pytest.mark.parametrize("scale", [None, 0.2])
+def test_cross_attention_matches_reference(batch, queries, keys, dim, heads, scale):
+    query, key_value = randn(batch, queries, dim, dtype=HALF), randn(batch, keys, 2 * dim, dtype=HALF)
+    check(attention.cross_attention, query, key_value, heads, scale)
+
+
+def test_cross_attention_gradients_of_one_and_many_programs_agree(monkeypatch):
+    g, query = randn(1, 150, 32, dtype=HALF, seed=1), randn(1, 150, 32, dtype=HALF)
+    key_value = randn(1, 20, 64, dtype=HALF)
+    results = []
+    for programs in (1, 528):
+        monkeypatch.setattr(attention, "PROGRAMS", (programs, programs))
+        results.append(attention._cross_gradients(g, query, key_value, 2, 0.25))
+    for one, many in zip(*results, strict=True):
+        assert relative_error(one, many) < 2e-3
+
+
+def test_cross_attention_is_batch_invariant():
+    query, key_value = randn(3, 20, 32, dtype=HALF), randn(3, 10, 64, dtype=HALF)
+    batched = attention._cross_forward(query, key_value, 2, 0.25)
+    alone = [attention._cross_forward(query[i : i + 1], key_value[i : i + 1], 2, 0.25) for i in range(3)]
+    assert torch.equal(batched, torch.cat(alone))
+
+
+@pytest.mark.parametrize(("batch", "tokens", "pixels", "dim", "heads"), PIXELS)
+def test_pixel_pooling_attention_matches_reference(batch, tokens, pixels, dim, heads):
+    query, key_value = randn(batch, tokens, dim, dtype=HALF), randn(batch, pixels, 2 * dim, dtype=HALF)
+    check(attention.pixel_pooling_attention, query, key_value, heads, 0.3)
+
+
+@pytest.mark.parametrize(("batch", "tokens", "both", "dim", "heads"), TOKENS)
+def test_token_attention_matches_reference(batch, tokens, both, dim, heads):
+    query_key, value = randn(batch, tokens, both, dtype=HALF), randn(batch, tokens, dim, dtype=HALF)
+    check(attention.token_attention, query_key, value, heads)
+
+
+def test_attention_of_an_empty_batch_is_empty():
+    with kernels_allowed():
+        wide, narrow = randn(0, 9, 64, dtype=HALF).requires_grad_(), randn(0, 9, 32, dtype=HALF)
+        for op, inputs in (
+            (attention.cross_attention, (narrow, wide, 2)),
+            (attention.pixel_pooling_attention, (narrow, wide, 2, 0.25)),
+            (attention.token_attention, (wide, narrow, 2)),
+        ):
+            assert op.implementation(*inputs) == "triton"
+            mixed = op(*inputs)
+            assert mixed.shape == (0, 9, 32)
+            assert torch.autograd.grad(mixed.float().sum(), wide)[0].shape == (0, 9, 64)
+
+
+def half(*shape):
+    return torch.zeros(shape, dtype=HALF, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("op", "supported", "unsupported"),
+    [
+        (
+            attention.cross_attention,
+            [(half(1, 5, 96), half(1, 128, 192), 2), (half(1, 5, 128), half(1, 9, 256), 2)],
+            [
+                (half(1, 5, 96), half(1, 129, 192), 2),
+                (half(1, 5, 130), half(1, 9, 260), 2),
+                (half(1, 5, 16), half(1, 9, 32), 2),
+                (half(1, 5, 96).float(), half(1, 9, 192).float(), 2),
+                (half(1, 5, 96), half(1, 9, 192).float(), 2),
+                (half(5, 2, 96).transpose(0, 1), half(2, 9, 192), 2),
+            ],
+        ),
+        (
+            attention.pixel_pooling_attention,
+            [(half(2, 32, 32), half(2, 256, 64), 2, 0.25), (half(2, 8, 128), half(2, 49, 256), 2, 0.25)],
+            [
+                (half(2, 33, 32), half(2, 9, 64), 2, 0.25),
+                (half(2, 8, 32), half(2, 257, 64), 2, 0.25),
+                (half(2, 8, 16), half(2, 9, 32), 2, 0.25),
+                (half(2, 8, 32).float(), half(2, 9, 64).float(), 2, 0.25),
+            ],
+        ),
+        (
+            attention.token_attention,
+            [(half(2, 32, 64), half(2, 32, 128), 2)],
+            [
+                (half(2, 33, 64), half(2, 33, 128), 2),
+                (half(2, 8, 32), half(2, 8, 128), 2),
+                (half(2, 8, 64), half(2, 8, 130), 2),
+                (half(2, 8, 64).float(), half(2, 8, 128).float(), 2),
+            ],
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_attention_uses_kernels_for_few_tokens_in_half_precision(op, supported, unsupported):
+    with kernels_allowed():
+        assert [op.implementation(*inputs) for inputs in supported] == ["triton"] * len(supported)
+        assert [op.implementation(*inputs) for inputs in unsupported] == ["reference"] * len(unsupported)
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "variants"),
+    [
+        (attention.cross_attention, lambda size, batch: (half(batch, 3 * size, 64), half(batch, size, 128), 2), 3),
+        (
+            attention.pixel_pooling_attention,
+            lambda size, batch: (half(batch, size % 32 + 1, 64), half(batch, 2 * size, 128), 2, 0.25),
+            3,
+        ),
+        (attention.token_attention, lambda size, batch: (half(batch, size, 64), half(batch, size, 64), 2), 2),
+    ],
+    ids=["cross", "pixels", "tokens"],
+)
+def test_attention_compiles_at_most_three_tiles_for_all_sizes(op, inputs, variants):
+    with kernels_allowed(), torch.no_grad(), record_specializations(execute=False) as compiled:
+        for size in range(1, 129):
+            case = inputs(size, size % 5)
+            if op.implementation(*case) == "triton":
+                op(*case)
+    assert len(compiled) == variants
+
+
+def test_attention_operators_are_consistent():
+    narrow, wide = randn(2, 9, 32, dtype=HALF).requires_grad_(), randn(2, 9, 64, dtype=HALF).requires_grad_()
+    opcheck(attention._cross_attention.operator, (narrow, wide, 2, 0.25))
+    opcheck(attention._pixel_attention.operator, (narrow, wide, 2, 0.25))
+    opcheck(attention._token_attention.operator, (wide, narrow, 2))

@@ -52,7 +52,7 @@ def test_reductions_are_those_of_table_1(row):
         ("vt_resnet50", {}, 3542.51, 21.375),
         ("vt_resnet50", dict(pool=True), 3455.80, 21.375),
         ("vt_resnet50", dict(num_tokens=4), 3412.03, 21.363),
-        ("vt_resnet101", dict(num_tokens=4, first_value=True), 7128.97, 41.535),
+        ("vt_resnet101", dict(num_tokens=4, value_projection=True), 7128.97, 41.535),
         ("vt_resnet101", dict(num_tokens=4, key_groups=8, project_last=True), 7130.05, 41.407),
     ],
 )

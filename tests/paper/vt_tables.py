@@ -104,7 +104,7 @@ ROWS = [
     Row("8", "R101", "7.802", "44.4", "resnet101", reason="the baseline, timm's"),
     Row("8", "VT-R101", "7.129", "41.5", "vt_resnet101", reason="16 tokens, as the text says"),
     Row(
-        *("8", "VT-R101, as printed", "7.129", "41.5", "vt_resnet101", dict(num_tokens=4, first_value=True)),
+        *("8", "VT-R101, as printed", "7.129", "41.5", "vt_resnet101", dict(num_tokens=4, value_projection=True)),
         reason=f"{FOUR}; VT-R50's stage with queries and keys in 2 groups, not 8",
     ),
     Row(
