@@ -1,6 +1,6 @@
 """Which tile suits which kernel: times the kernels over tiles on a GPU, beside the floor.
 
-    python benchmarks/tiles.py [mix mixing sums batch_norm depthwise norms short_norms few_keys grouped tokens]
+    python benchmarks/tiles.py [mix mixing sums batch_norm depthwise few_keys grouped tokens]
 
 The floor is the bytes a kernel must move over the copy speed of an H200. What wins goes into the kernel's `_tile` or
 `_gradient_tile`.
@@ -19,7 +19,6 @@ from saccade.kernels import (
     depthwise,
     few_keys,
     grouped_linear,
-    layer_norm,
     linear,
     looking,
     mixing,
@@ -87,47 +86,6 @@ def sweep_depthwise() -> None:
         choices = [(rows, *choice[1:]) for rows in (8, 16, 28) for choice in choices if choice[0] == 7]
         found = try_tiles(depthwise, "_weight_tile", make, choices, step)
         report("  with other tiles for the weight", 14 * x.numel(), found, time(step))
-
-
-def sweep_norms() -> None:
-    for rows, channels in ((401408, 96), (100352, 192), (25088, 320)):
-        x, weight, bias = values(rows, channels), values(channels), values(channels)
-        wide = triton.next_power_of_2(channels)
-
-        def make(elements, warps, wide=wide):
-            return lambda *_: dict(ROWS=max(1, elements // wide), CHANNELS=wide, num_warps=warps)
-
-        choices = list(itertools.product((1024, 2048, 4096), (2, 4, 8)))
-        step = lambda x=x, w=weight, b=bias: layer_norm._forward(x, w, b, 1e-6)  # noqa: E731
-        found = try_tiles(layer_norm, "_tile", make, choices, step)
-        report(f"norm {rows}x{channels}", 4 * x.numel(), found, time(step))
-        statistics = values(2, rows, dtype=torch.float32)
-        step = lambda x=x, w=weight, s=statistics: layer_norm._gradients(x, x, w, s)  # noqa: E731
-        found = try_tiles(layer_norm, "_gradient_tile", make, choices, step)
-        report(f"  its gradients {rows}x{channels}", 6 * x.numel(), found, time(step))
-
-
-def sweep_short_norms() -> None:
-    """Gradients of SparseFormer's lists, with the sum over programs: how many programs, how many rows to each."""
-    for rows, channels in ((6272, 256), (6272, 512), (6272, 768), (8192, 1024)):
-        x, weight, statistics = values(rows, channels), values(channels), values(2, rows, dtype=torch.float32)
-        wide = triton.next_power_of_2(channels)
-
-        def make(elements, warps, programs, wide=wide):
-            return lambda *_: dict(ROWS=max(1, elements // wide), CHANNELS=wide, num_warps=warps)
-
-        step = lambda x=x, w=weight, s=statistics: layer_norm._gradients(x, x, w, s)  # noqa: E731
-        found = []
-        for programs in (98, 132, 196, 264, 392, 528, 784, 1568):
-            choices = [
-                (elements, warps, programs)
-                for elements, warps in itertools.product((1024, 2048, 4096, 8192), (1, 2, 4, 8))
-                if 8 <= elements // (32 * warps) <= 64 and elements >= wide
-            ]
-            with patch.object(layer_norm, "PROGRAMS", programs):
-                found += try_tiles(layer_norm, "_gradient_tile", make, choices, step)
-        forget_plans()
-        report(f"gradients of a short list's norm {rows}x{channels}", 6 * x.numel(), found, time(step))
 
 
 def sweep_batch_norm() -> None:
@@ -277,8 +235,6 @@ SWEEPS = {
     "sums": sweep_sums,
     "batch_norm": sweep_batch_norm,
     "depthwise": sweep_depthwise,
-    "norms": sweep_norms,
-    "short_norms": sweep_short_norms,
     "few_keys": sweep_few_keys,
     "grouped": sweep_grouped,
     "tokens": sweep_tokens,

@@ -1,5 +1,7 @@
 """Batch normalisation in training, with the activation and the sum around it."""
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -15,3 +17,12 @@ def norm_act_reference(
 
 
 norm_act = norm_act_reference
+
+
+def trainable_batch_norm(norm: nn.Module, features: Tensor) -> Any:  # TODO merge: replaced by the kernels' own file
+    from importlib import import_module
+
+    kernels, layers = import_module("saccade.kernels.batch_norm"), import_module("saccade.layers.batch_norm")
+    if type(norm) is not nn.BatchNorm2d or not layers.learns_fused(norm, features):
+        return None
+    return kernels.Learning((norm.running_mean, norm.running_var), norm.momentum, norm.eps, norm.num_batches_tracked)

@@ -1,6 +1,5 @@
-"""Stems that end in max pooling, and the weighted means that make tokens of pixels."""
+"""Stems that end in max pooling."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -11,19 +10,3 @@ def conv_pool_relu_reference(images: Tensor, conv: nn.Module, norm: nn.Module) -
 
 
 conv_pool_relu = conv_pool_relu_reference
-
-
-def pixel_softmax_reference(scores: Tensor) -> Tensor:
-    """Softmax over the last axis of scores (B, M, N), in their dtype; autocast would return float32."""
-    return scores.softmax(-1, dtype=scores.dtype)
-
-
-pixel_softmax = pixel_softmax_reference
-
-
-def pool_pixels_reference(assignment: Tensor, pixels: Tensor) -> Tensor:
-    """assignment (B, M, N) @ pixels (B, N, C) -> tokens (B, M, C)."""
-    return torch.bmm(assignment, pixels)
-
-
-pool_pixels = pool_pixels_reference

@@ -13,7 +13,6 @@ from saccade.layers.batch_norm import learns_fused
 from saccade.layers.conv import ConvNormRelu
 from saccade.layers.linear import ListNorm
 from saccade.models.resnet import LeanBasicBlock, LeanBottleneck
-from saccade.models.svit import ConvGeluNorm, ConvNorm
 
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is nothing to fuse")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -63,8 +62,6 @@ CASES = {
         [(True, False), (True, False), (False, False), (True, True)],
     ),
     "basic": (lambda: LeanBasicBlock(16, 16), (2, 16, 5, 6), [(True, False), (True, True)]),
-    "convolution of SViT": (lambda: ConvNorm(8, 12, 3, 1, 1), (2, 8, 5, 3), [(False, False)]),
-    "stem of SViT": (lambda: ConvGeluNorm(8, 12, 1), (2, 8, 5, 3), [(False, False)]),
     "list": (lambda: ListNorm(12), (2, 9, 12), [(False, False)]),
     "head": (lambda: ConvNormRelu(8, 12, 3), (2, 8, 5, 6), [(True, False)]),
 }

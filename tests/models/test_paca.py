@@ -6,8 +6,11 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 import saccade
+from saccade import ops
 from saccade.models.checkpoint import CheckpointError, identify
+from saccade.ops._launch import record_specializations
 from tests.models import slow_paca
+from tests.ops.compare import DEVICE, kernels_allowed, needs_triton, randn
 from tests.parity import kit
 from tests.parity.fill import fill
 
@@ -180,8 +183,8 @@ UNSEEN = [  # our name, its switches, the same in the reference's words
         BASE | dict(depths=(3, 3, 16, 3), clusters=(100,) * 4, teacher=(2, 2, 4, 2)),
         marks=pytest.mark.slow,
     ),
-    ("paca_small", dict(where="block", clusters=(100,) * 4), SMALL | dict(every=1, clusters=(100,) * 4)),
-    ("paca_mlp_small", dict(where=2), SMALL | dict(every=2, clustering="mlp")),
+    ("paca_small", dict(clustering_scope="block", clusters=(100,) * 4), SMALL | dict(every=1, clusters=(100,) * 4)),
+    ("paca_mlp_small", dict(clustering_scope=2), SMALL | dict(every=2, clustering="mlp")),
     ("paca_small", dict(clusters=(49, 64, 81, 100)), SMALL | dict(clusters=(49, 64, 81, 100))),
     ("paca_tiny", dict(clusters=(0, 0, 0, 0)), slow_paca.TINY | dict(clusters=(0, 0, 0, 0))),
     ("paca_tiny", dict(clusters=(1, 0, 2, 0), num_classes=3), slow_paca.TINY | dict(clusters=(1, 0, 2, 0), classes=3)),
@@ -281,9 +284,10 @@ def test_one_cluster_tells_every_pixel_the_same(clustering):
         assert pixels.shape[1] == 1 or (pixels[0] - pixels[1]).abs().max() > 1e-6  # but not every image
 
 
-@pytest.mark.parametrize(("where", "blocks"), [("stage", [0]), ("block", [0, 1, 2, 3, 4]), (2, [0, 2, 4])])
-def test_where_decides_who_computes_and_reports(where, blocks):
-    model = saccade.create_model("paca_nano", clusters=(0, 0, 6, 0), where=where).eval()
+@pytest.mark.parametrize("keyword", ["clustering_scope", "where"])
+@pytest.mark.parametrize(("scope", "blocks"), [("stage", [0]), ("block", [0, 1, 2, 3, 4]), (2, [0, 2, 4])])
+def test_clustering_scope_decides_which_blocks_compute_and_report(scope, blocks, keyword):
+    model = saccade.create_model("paca_nano", clusters=(0, 0, 6, 0), **{keyword: scope}).eval()
     with saccade.record(model) as traces:
         logits = model(torch.randn(1, 3, 64, 96))
     assert [trace.name for trace in traces] == [f"stages.2.blocks.{block}" for block in blocks]
@@ -368,14 +372,15 @@ def test_post_norm_bounds_what_a_branch_adds():
         (dict(clusters=(100, 100, 100)), "clusters must be 4 numbers"),
         (dict(clusters=(1, 1, 1, -1)), "clusters must be 4 numbers"),
         (dict(clusters=100), "clusters must be 4 numbers"),
-        (dict(depths=(1, 1)), "depths must be 4 numbers, one a stage"),
-        (dict(heads=2), "heads must be 4 numbers, one a stage; got 2"),
+        (dict(depths=(1, 1)), "depths must be 4 numbers, one .* stage"),
+        (dict(heads=2), "heads must be 4 numbers, one .* stage; got 2"),
         (dict(clustering="kmeans"), "clustering must be one of conv, mlp, linear; got 'kmeans'"),
-        (dict(where="layer"), "where must be 'stage', 'block' or a number"),
-        (dict(where=0), "where must be 'stage', 'block' or a number"),
+        (dict(clustering_scope="layer"), "clustering_scope must be 'stage', 'block' or a number"),
+        (dict(where=0), "clustering_scope must be 'stage', 'block' or a number"),
+        (dict(where="block", clustering_scope="block"), "Pass clustering_scope alone"),
         (dict(norm="both"), "norm must be one of pre, post, sub"),
         (dict(position="rope"), "position must be one of none, ape"),
-        (dict(teacher=(1, 1, 1, 1), where="block"), "leave where='stage'"),
+        (dict(teacher=(1, 1, 1, 1), where="block"), "Leave clustering_scope at 'stage'"),
         (dict(heads=(3, 2, 4, 6)), "width 32 does not divide into 3 heads"),
     ],
 )
@@ -408,38 +413,37 @@ def test_weights_start_as_the_authors_start_them():
 
 
 @pytest.mark.parametrize("options", [{}, {"norm": "post"}, {"norm": "sub", "layer_scale": 0.5}, {"clustering": "mlp"}])
-def test_sums_left_to_their_norms_are_the_same(options):
-    """A stage that carries what is still to be added from block to block, as compilers and kernels have it."""
+def test_blocks_are_the_residual_sums_written_out(options):
     torch.manual_seed(0)
-    model = saccade.create_model("paca_nano", num_classes=5, drop_path_rate=0.0, **options).double()
+    model = saccade.create_model("paca_nano", num_classes=5, **options).double()
     features = model.forward_stem(torch.randn(2, 3, 64, 64, dtype=torch.float64))
     for stage in model.stages:
-        merged = stage.merge(features)
+        merged = expected = stage.merge(features)
+        link = None
+        for block in stage.blocks:
+            normed = block.norm1(expected)
+            inputs = (normed.flatten(2).transpose(1, 2),)
+            if block.tokenizer is not None:
+                tokens, link, *_ = block.tokenizer(normed, link)
+                inputs += (tokens,)
+            update = block.attn(*inputs).transpose(1, 2).unflatten(2, normed.shape[2:])
+            expected = expected + block.scale1(block.post_norm1(update))
+            expected = expected + block.scale2(block.post_norm2(block.mlp(block.norm2(expected))))
         for added in (None, torch.randn_like(merged)):
-            features_there = stage(features, None, added)
-            torch.testing.assert_close(stage.over_pixels(merged, None, added), features_there)
-        features = features_there
+            torch.testing.assert_close(
+                stage(features, None, added), stage.norm(expected if added is None else expected + added)
+            )
+        features = stage(features)
 
 
-def test_a_stage_somebody_listens_to_calls_its_blocks():
-    model = saccade.create_model("paca_nano", num_classes=5).eval()
-    stage, heard = model.stages[0], []
-    features = model.forward_stem(torch.randn(1, 3, 64, 64))
-    hook = stage.blocks[0].register_forward_hook(lambda *_: heard.append(1))
-    assert not stage.goes_over_pixels(features)
-    stage(features)
-    hook.remove()
-    assert heard == [1]
-
-
-def test_inference_by_kernels_goes_over_pixels(monkeypatch):
-    """Where the kernels take a map, the whole model answers as before."""
+@needs_triton
+def test_inference_with_kernels_gives_the_same_logits():
     torch.manual_seed(0)
-    model = saccade.create_model("paca_nano", num_classes=5).eval()
-    images = torch.randn(1, 3, 64, 64)
+    model = saccade.create_model("paca_nano", num_classes=5, depths=(1, 1, 2, 1)).to(DEVICE).eval()
+    images = randn(1, 3, 64, 64)
     with torch.no_grad():
-        plain = model(images)
-        monkeypatch.setattr("saccade.models.paca.fits_map", lambda features: True)
-        assert model.stages[0].goes_over_pixels(images)
-        torch.testing.assert_close(model(images), plain)
-    assert not model.stages[0].goes_over_pixels(images)  # it may learn
+        with ops.enabled(False):
+            expected = model(images)
+        with kernels_allowed(), record_specializations() as compiled:
+            torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-5)
+    assert {"_add_norm_kernel", "_norm_kernel"} <= {specialization.kernel for specialization in compiled}

@@ -132,9 +132,9 @@ def test_a_shared_assignment_groups_other_pixels_with_gradient():
 
 
 def test_without_scores_or_assignment_the_tokenizers_say_what_they_need():
-    with pytest.raises(ValueError, match="call it with scores"):
+    with pytest.raises(ValueError, match="expected scores"):
         ClusterTokenizer(6)(map_of(2, 2))
-    with pytest.raises(ValueError, match="no earlier block"):
+    with pytest.raises(ValueError, match="expected assignment"):
         SharedTokenizer(6)(map_of(2, 2))
 
 
