@@ -15,7 +15,8 @@ if HAS_TRITON:
     from saccade.ops._launch import jit
 
 # Softmax over the pixels of an image, one row per program, forward and backward in one pass each. Inductor and ATen
-# read rows of this length twice and more.
+# read rows of this length twice and more. The length is passed as a multiple of 4, so that Triton vectorises the loads
+# without a variant per size; other lengths are left to ATen.
 
 LENGTHS = (1024, 4096, 16384)  # tiles: the smallest that holds a row
 
@@ -28,8 +29,8 @@ def pixel_softmax_reference(scores: Tensor) -> Tensor:
 if HAS_TRITON:
 
     @jit
-    def _softmax_kernel(scores_ptr, y_ptr, length, LENGTH: tl.constexpr):
-        pixel = tl.arange(0, LENGTH)
+    def _softmax_kernel(scores_ptr, y_ptr, quads, LENGTH: tl.constexpr):
+        pixel, length = tl.arange(0, LENGTH), quads * 4
         offset, mask = tl.program_id(0).to(tl.int64) * length + pixel, pixel < length
         x = tl.load(scores_ptr + offset, mask=mask, other=float("-inf")).to(tl.float32)
         y = tl.exp(x - tl.max(x, 0))
@@ -37,8 +38,8 @@ if HAS_TRITON:
         tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
 
     @jit
-    def _softmax_backward_kernel(g_ptr, y_ptr, g_scores_ptr, length, LENGTH: tl.constexpr):
-        pixel = tl.arange(0, LENGTH)
+    def _softmax_backward_kernel(g_ptr, y_ptr, g_scores_ptr, quads, LENGTH: tl.constexpr):
+        pixel, length = tl.arange(0, LENGTH), quads * 4
         offset, mask = tl.program_id(0).to(tl.int64) * length + pixel, pixel < length
         g = tl.load(g_ptr + offset, mask=mask, other=0.0).to(tl.float32)
         y = tl.load(y_ptr + offset, mask=mask, other=0.0).to(tl.float32)
@@ -55,7 +56,7 @@ def _softmax_variant(backward: bool, length: int) -> Kernel:
 def _softmax_launch(backward: bool, *tensors: Tensor) -> None:
     batch, tokens, length = tensors[0].shape
     tile = LENGTHS[0] if length <= LENGTHS[0] else LENGTHS[1] if length <= LENGTHS[1] else LENGTHS[2]
-    _softmax_variant(backward, tile)((batch * tokens,), *tensors, length)
+    _softmax_variant(backward, tile)((batch * tokens,), *tensors, length // 4)
 
 
 def _softmax(scores: Tensor) -> Tensor:
@@ -82,7 +83,9 @@ _pixel_softmax = FusedOp("pixel_softmax", _softmax, _softmax_gradients, _softmax
 
 
 def _supports_pixel_softmax(scores: Tensor) -> bool:
-    return dispatch.on_gpu(scores) and scores.shape[2] <= LENGTHS[-1] and scores.is_contiguous()
+    if not dispatch.on_gpu(scores) or not scores.is_contiguous():
+        return False
+    return scores.shape[2] % 4 == 0 and scores.shape[2] <= LENGTHS[-1]
 
 
 @register_op("pixel_softmax", reference=pixel_softmax_reference, supports=_supports_pixel_softmax)
