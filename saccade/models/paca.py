@@ -121,7 +121,6 @@ class PaCaBlock(nn.Module):
         return to_features(update, normed.shape[2], normed.shape[3]), link
 
 
-@register_notrace_module
 class PaCaStage(nn.Module):
     """Transition, blocks that pass the assignment on, the teacher's features if there is one, and a LayerNorm."""
 
@@ -144,6 +143,9 @@ class PaCaStage(nn.Module):
         if added is not None:
             features = ops.add(features, added)
         return self.norm(features)
+
+
+register_notrace_module(PaCaStage)  # not as a decorator, which would lose the type
 
 
 class PaCa(nn.Module):
@@ -206,7 +208,7 @@ class PaCa(nn.Module):
         self.teacher: nn.Module | None = (
             ClusteringTeacher(dims, teacher, clusters) if isinstance(teacher, Sequence) else teacher
         )
-        rates = calculate_drop_path_rates(drop_path_rate, depths, stagewise=True)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)  # a list per stage
         self.stages = nn.ModuleList(
             paca_stage(
                 dims[i - 1] if i else None,

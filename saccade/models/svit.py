@@ -136,7 +136,6 @@ class SViTBlock(nn.Module):
         return features + self.drop_path2(self.scale2(update))  # SViT Eq. 3: ConvFFN(BN(x)) + x
 
 
-@register_notrace_module
 class SViTStage(nn.Module):
     """Patch merging, then blocks that share a cell size."""
 
@@ -150,6 +149,9 @@ class SViTStage(nn.Module):
         """features (B, C, H, W) of the previous stage -> features (B, C', H', W')."""
         features = self.merge(features)
         return checkpoint_seq(self.blocks, features) if self.grad_checkpointing else self.blocks(features)
+
+
+register_notrace_module(SViTStage)  # not as a decorator, which would lose the type
 
 
 class SViT(nn.Module):
@@ -210,7 +212,7 @@ class SViT(nn.Module):
         self.stem = conv_stem(in_chans, dims[0]) if stem == "conv" else ConvNorm(in_chans, dims[0], 4, 4, 0)
         side = -(-img_size // 4)
         self.position = AbsolutePosition(dims[0], side, side) if position == "ape" else nn.Identity()
-        rates = calculate_drop_path_rates(drop_path_rate, depths, stagewise=True)
+        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)  # a list per stage
         self.stages = nn.Sequential(
             *[
                 svit_stage(

@@ -32,6 +32,7 @@ HALF_DTYPES = (torch.bfloat16, torch.float16)
 KERNEL_DTYPES = (torch.float32, *HALF_DTYPES)
 P = ParamSpec("P")
 R = TypeVar("R")
+Layer = TypeVar("Layer", bound=nn.Module)
 # What Inductor (up to torch 2.12) does when it first meets an operator takes minutes behind a ResNet: see `_announce`.
 _INDUCTOR_WALKS_GRAPH = tuple(int(part) for part in torch.__version__.split(".")[:2]) <= (2, 12)
 REGISTRY: dict[str, "Op"] = {}
@@ -309,7 +310,7 @@ def has_hooks(*modules: nn.Module) -> bool:
     return False
 
 
-def plain_layer(cls: type[nn.Module]) -> type[nn.Module]:
+def plain_layer(cls: type[Layer]) -> type[Layer]:
     """Class decorator: fused operations may read the parameters of this layer instead of calling it."""
     _plain_layers.add(cls)
     return cls

@@ -215,7 +215,8 @@ def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 def _backward(ctx: Any, gradients: Any, g: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, None]:
     x, weight, statistics = ctx.saved_tensors
-    return *_split(*gradients(dispatch.match_layout(g, x), x, weight, statistics), weight.dtype), None
+    g_x, g_shared = gradients(dispatch.match_layout(g, x), x, weight, statistics)
+    return *_split(g_x, g_shared, weight.dtype), None
 
 
 def _split(g_x: Tensor, g_shared: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -323,7 +324,8 @@ class TrainableLayerNorm(NamedTuple):
         return _normalize(x, weight, bias, self.eps)
 
     def gradients(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        return _split(*_gradients(dispatch.match_layout(g, x), x, weight, saved), weight.dtype)
+        g_x, g_shared = _gradients(dispatch.match_layout(g, x), x, weight, saved)
+        return _split(g_x, g_shared, weight.dtype)
 
 
 def is_channel_norm(norm: nn.Module) -> bool:
