@@ -299,9 +299,7 @@ def test_clustering_scope_decides_which_blocks_compute_and_report(scope, blocks,
     for trace in traces:
         assert trace.maps().shape == (1, 6, 4, 6)
         assert trace.tokens.shape == (1, 6, 128)
-        (gradient,) = torch.autograd.grad(
-            logits[0, 0], trace.scores, retain_graph=True
-        )  # for gradient-based explanations
+        (gradient,) = torch.autograd.grad(logits[0, 0], trace.scores, retain_graph=True)
         assert gradient.abs().max() > 0
 
 
