@@ -24,7 +24,7 @@ from timm.models import create_model
 from torch import Tensor
 
 import saccade  # noqa: F401 (registers the models)
-from saccade.kernels import batch_norm, depthwise, launch, layer_norm, linear, short_attention, super_tokens
+from saccade.kernels import batch_norm, depthwise, launch, linear, short_attention
 from saccade.layers import casts
 from saccade.layers import linear as linear_layers
 
@@ -98,20 +98,14 @@ def calls() -> dict[str, Callable[[], object]]:
     def norm(function: Callable) -> Callable[[], None]:
         return lambda: back(function(rows, weight, bias, running, 0.1, 1e-5, True), [rows, weight, bias], g)
 
-    def grouped() -> None:
-        tokens, association = super_tokens.group(maps, 2, 1e-12)
-        back(super_tokens.spread(tokens, association, 2, 4, 4), [maps], g_maps)
-
     return {
         "batch norm + ReLU": norm(batch_norm.batch_norm),
         "batch norm + ReLU, library": norm(batch_norm.batch_norm_twin),
-        "layer norm": lambda: back(layer_norm.layer_norm(maps, weight, bias, 1e-6), [maps, weight, bias], g_maps),
         "depth-wise, GELU before": lambda: back(
             depthwise.depthwise(features, taps, bias, "pre"), [features, taps, bias], g_features
         ),
         "linear": lambda: back(linear.linear(rows, matrix, bias, HALF), [rows, matrix, bias], g),
         "short attention": lambda: back(short_attention.short_attention(qkv, 4), [qkv], g_mixed),
-        "super tokens, group and spread": grouped,
     }
 
 

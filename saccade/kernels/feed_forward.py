@@ -19,11 +19,11 @@ from saccade.kernels.linear import column_sum, weight_gradient, without_autocast
 class Norm(Protocol):
     """A norm of maps (B, C, H, W), channels-last: `Learning` of `batch_norm` or of `layer_norm`."""
 
-    def learn(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]: ...
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]: ...
 
-    def again(self, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> Tensor: ...
+    def recompute(self, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> Tensor: ...
 
-    def back(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> tuple[Tensor, ...]: ...
+    def gradients(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> tuple[Tensor, ...]: ...
 
 
 class _FeedForward(torch.autograd.Function):
@@ -38,7 +38,7 @@ class _FeedForward(torch.autograd.Function):
         batch, _, height, width = features.shape
         ctx.sizes = batch, height, width
         ctx.dtypes = weight1.dtype, bias1.dtype, weight2.dtype, bias2.dtype
-        normed, kept = (features, None) if norm is None else norm.learn(features, weight0, bias0)
+        normed, kept = (features, None) if norm is None else norm.forward(features, weight0, bias0)
         weight1, weight2 = in_type(weight1, dtype), in_type(weight2, dtype)
         hidden = F.linear(_as_rows(in_type(normed, dtype)), weight1, in_type(bias1, dtype))
         seen = depthwise._convolve((*ctx.sizes, hidden.shape[1]), hidden, taps, shift, act, shortcut)
@@ -56,12 +56,12 @@ class _FeedForward(torch.autograd.Function):
         last = weight_gradient(g, seen, to_weight2), in_type(column_sum(g), to_bias2)
         g = torch.mm(g, weight2)
         g, *middle = depthwise._differentiate((*ctx.sizes, hidden.shape[1]), g, hidden, taps, shift, act, shortcut)
-        normed = features if norm is None else norm.again(features, weight0, bias0, kept)
+        normed = features if norm is None else norm.recompute(features, weight0, bias0, kept)
         first = weight_gradient(g, _as_rows(in_type(normed, dtype)), to_weight1), in_type(column_sum(g), to_bias1)
         if norm is None and not ctx.needs_input_grad[0]:
             return None, None, None, *first, *middle, *last, None
         g = in_type(_as_map(torch.mm(g, weight1), ctx.sizes), features.dtype)
-        begin = (g, None, None) if norm is None else norm.back(g, features, weight0, bias0, kept)
+        begin = (g, None, None) if norm is None else norm.gradients(g, features, weight0, bias0, kept)
         return *begin, *first, *middle, *last, None
 
 

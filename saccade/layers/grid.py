@@ -1,6 +1,6 @@
-"""Leaving and entering the grid: a map of vectors and the list of its pixels are the same memory.
+"""Features (B, C, H, W) and pixels (B, N, C), views of the same memory, and checks of a model's input.
 
-Maps travel channels-last in memory, so that both directions are views and a LayerNorm or a linear layer over
+Features are channels-last in memory: both conversions are then views, and a LayerNorm or a linear layer over the
 channels reads contiguous rows.
 """
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def to_pixels(features: Tensor) -> Tensor:
-    """features (B, C, H, W) -> pixels (B, N, C), row by row; a view when the map is channels-last."""
+    """features (B, C, H, W) -> pixels (B, N, C), row by row; a view if the features are channels-last."""
     return features.flatten(2).transpose(1, 2)
 
 
@@ -19,38 +19,33 @@ def to_features(pixels: Tensor, height: int, width: int) -> Tensor:
 
 
 def channels_last(features: Tensor) -> Tensor:
-    """The same map with its channels adjacent in memory."""
+    """The same features in channels-last memory format."""
     return features.contiguous(memory_format=torch.channels_last)
 
 
-def check_images(images: Tensor, channels: int = 3, smallest: int = 1) -> None:
-    """Name the mistake at the door, before a matmul ten layers down does."""
+def check_images(images: Tensor, channels: int = 3) -> None:
+    """Raise a ValueError that names what is wrong with the shape of images, expected as (B, channels, H, W)."""
     if images.ndim == 4 and images.shape[1] == channels:
-        if images.shape[2] < smallest or images.shape[3] < smallest:
-            raise ValueError(
-                f"expected images of at least {smallest} px a side, got {images.shape[2]} x {images.shape[3]}. "
-                "Resize them first."
-            )
         return
     hint = ""
     if images.ndim == 3 and images.shape[0] == channels:
-        hint = " One image needs a batch axis: images[None]."
+        hint = " A single image needs a batch axis: images[None]."
     elif images.shape[-1] == channels:
         hint = " This looks channels-last: images.movedim(-1, -3)."
-    raise ValueError(f"expected images (B, {channels}, H, W), got {list(images.shape)}.{hint}")
+    raise ValueError(f"expected images of shape (B, {channels}, H, W), got {tuple(images.shape)}.{hint}")
 
 
 def check_clips(clips: Tensor, channels: int = 3) -> None:
-    """The same for clips: channels before time before rows and columns."""
+    """Raise a ValueError that names what is wrong with the shape of clips, expected as (B, channels, T, H, W)."""
     if clips.ndim == 5 and clips.shape[1] == channels:
         return
     hint = ""
     if clips.ndim == 4 and clips.shape[0] == channels:
-        hint = " One clip needs a batch axis: clips[None]."
+        hint = " A single clip needs a batch axis: clips[None]."
     elif clips.ndim == 4 and clips.shape[1] == channels:
         hint = " Images are clips of one frame: images[:, :, None]."
     elif clips.ndim == 5 and clips.shape[2] == channels:
-        hint = " Time stands before the channels here: clips.transpose(1, 2)."
+        hint = " Time comes before the channels here: clips.transpose(1, 2)."
     elif clips.shape[-1] == channels:
         hint = " This looks channels-last: clips.movedim(-1, -4)."
-    raise ValueError(f"expected clips (B, {channels}, T, H, W), got {list(clips.shape)}.{hint}")
+    raise ValueError(f"expected clips of shape (B, {channels}, T, H, W), got {tuple(clips.shape)}.{hint}")

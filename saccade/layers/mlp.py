@@ -112,13 +112,18 @@ class ConvMlp(nn.Module):
         return features.is_contiguous(memory_format=torch.channels_last)
 
     @torch.jit.ignore
-    def by_one_function(self, features: Tensor, norm: nn.Module | None = None, learning: Norm | None = None) -> Tensor:
-        """All three layers, and the norm before them if there is one, with the numbers it learns by."""
+    def by_one_function(
+        self, features: Tensor, norm: Norm | None = None, normed: tuple[Tensor | None, Tensor | None] = (None, None)
+    ) -> Tensor:
+        """All three layers, and the norm before them if there is one, with its weight and bias."""
         layers = [(part.weight, part.bias) for part in (self.fc1, self.conv, self.fc2)]
-        how = self.conv.act, self.conv.shortcut, in_use(features)
-        if norm is None:
-            return feed_forward(features, *layers, *how)
-        return feed_forward(features, *layers, *how, learning, (norm.weight, norm.bias))
+        return feed_forward(features, *layers, self.conv.act, self.conv.shortcut, in_use(features), norm, normed)
+
+    def forward_with_norm(self, features: Tensor, norm: Norm, weight: Tensor, bias: Tensor) -> Tensor | None:
+        """self(norm(features)) as one autograd function, or None where that is not supported; for `ops.prenorm`."""
+        if not self.learns_whole(features):
+            return None
+        return self.drop2(self.by_one_function(features, norm, (weight, bias)))
 
     @torch.jit.ignore
     def by_onednn(self, features: Tensor) -> Tensor:

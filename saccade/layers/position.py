@@ -1,4 +1,4 @@
-"""Learned position embeddings that follow the grid to other sizes."""
+"""Learned position embeddings that are interpolated to other grid sizes."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class AbsolutePosition(nn.Module):
-    """One learned vector a place, added to the map; resized bilinearly when the map has another size."""
+    """One learned vector per grid position, added to the features; resized bilinearly to other grids."""
 
     def __init__(self, dim: int, height: int, width: int):
         super().__init__()
@@ -23,7 +23,7 @@ class AbsolutePosition(nn.Module):
 
 
 class RelativePosition(nn.Module):
-    """A learned bias for every head and every difference of two places, resized for other grids."""
+    """One learned bias per head and offset between two grid positions, resized bicubically to other grids."""
 
     def __init__(self, num_heads: int, rows: int, columns: int):
         super().__init__()
@@ -31,13 +31,13 @@ class RelativePosition(nn.Module):
         trunc_normal_(self.table, std=0.02)
 
     def forward(self, rows: int, columns: int) -> Tensor:
-        """The bias (heads, M, M) of a grid of rows x columns places, M = rows * columns."""
+        """The bias (heads, M, M) of a grid of M = rows * columns positions."""
         table = self.table
         if table.shape[2] != 2 * rows - 1 or table.shape[3] != 2 * columns - 1:
             table = F.interpolate(table, (2 * rows - 1, 2 * columns - 1), mode="bicubic", align_corners=False)
         row = torch.arange(rows, device=table.device)
         column = torch.arange(columns, device=table.device)
-        down = row[:, None] - row[None, :] + rows - 1  # (rows, rows)
-        across = column[:, None] - column[None, :] + columns - 1  # (columns, columns)
-        bias = table[0][:, down][:, :, :, across]  # (heads, rows, rows, columns, columns)
+        row_offset = row[:, None] - row[None, :] + rows - 1  # (rows, rows)
+        column_offset = column[:, None] - column[None, :] + columns - 1  # (columns, columns)
+        bias = table[0][:, row_offset][:, :, :, column_offset]  # (heads, rows, rows, columns, columns)
         return bias.permute(0, 1, 3, 2, 4).reshape(-1, rows * columns, rows * columns)

@@ -15,7 +15,7 @@ from saccade.layers.batch_norm import ChannelAffine, heard, plain
 from saccade.layers.casts import halved
 from saccade.layers.kept import in_form
 from saccade.layers.linear import in_use
-from saccade.layers.norm import adds_inside, bias_norm
+from saccade.ops.layer_norm import bias_norm, is_channel_norm
 
 NORMS = (nn.BatchNorm2d, ChannelAffine, nn.Identity)  # the last two are what a folded norm leaves
 
@@ -239,8 +239,8 @@ def conv_norm(conv: nn.Conv2d, norm: nn.Module, features: Tensor) -> Tensor:
     if bias is None or not adds_bias_late(conv, features):
         return norm(conv(features))
     raw = conv._conv_forward(features, conv.weight, None).permute(0, 2, 3, 1)
-    if adds_inside(raw, norm):
-        return bias_norm(raw, bias, norm).permute(0, 3, 1, 2)
+    if is_channel_norm(norm):
+        return bias_norm(raw, bias, norm.weight, norm.bias, norm.eps).permute(0, 3, 1, 2)
     return norm((raw + bias.to(raw.dtype)).permute(0, 3, 1, 2))
 
 

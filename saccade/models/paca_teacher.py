@@ -1,8 +1,8 @@
-"""The external clustering network of PaCa: a light convolutional pyramid that scores the clusters of all stages.
+"""The external clustering network of PaCa: a light convolutional pyramid that scores the tokens of all stages.
 
-It reads the stem of the ViT, and is trained with it by nothing but the classification loss (PACA-18 … PACA-25).
-Any network may stand in its place: called with the stem's map, it gives back two lists with an entry a stage,
-scores (B, M, N) and maps (B, C, H, W) to add to the stage before its norm; an entry may be None.
+It reads the output of the ViT's stem and is trained jointly with the ViT by the classification loss alone (PaCa
+Sec. 3.2.3, Fig. 4). Any network can replace it: called with the stem's features, it returns two lists with one entry
+per stage, scores (B, M, N) and features (B, C, H, W) to add to the stage's output before its norm; entries may be None.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ __all__ = ["ClusteringTeacher"]
 
 
 class ConvMixerLayer(nn.Module):
-    """Mix space by a depth-wise convolution with a shortcut, then channels by a point-wise one (PACA-20)."""
+    """Depth-wise convolution with a shortcut, then a point-wise layer, each with GELU and BatchNorm."""
 
     def __init__(self, dim: int, kernel: int = 7):
         super().__init__()
@@ -30,13 +30,14 @@ class ConvMixerLayer(nn.Module):
         self.norm2 = nn.BatchNorm2d(dim)
 
     def forward(self, features: Tensor) -> Tensor:
+        """features (B, C, H, W) -> features (B, C, H, W)."""
         features = features + self.norm1(F.gelu(self.conv(features)))
         mixed = self.mix(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         return self.norm2(F.gelu(mixed))
 
 
 class BlurMerge(nn.Module):
-    """Halve the map without aliasing: fixed 1-2-1 blur, then a convolution of stride 2 (PACA-21)."""
+    """Downsample by 2 without aliasing: fixed 1-2-1 blur, then a 3x3 convolution of stride 2, GELU, BatchNorm."""
 
     blur: Tensor
 
@@ -48,16 +49,17 @@ class BlurMerge(nn.Module):
         self.norm = nn.BatchNorm2d(dim)
 
     def forward(self, features: Tensor) -> Tensor:
+        """features (B, C, H, W) -> features (B, C', H/2, W/2)."""
         channels = features.shape[1]
         blurred = F.conv2d(features, self.blur.expand(channels, 1, 3, 3), padding=1, groups=channels)
         return self.norm(F.gelu(self.conv(blurred)))
 
 
 class TopDown(nn.Module):
-    """Bring a coarse map to the finer one's width and size, add them, and mix once more (PACA-22).
+    """One top-down step of the pyramid: project and upsample the coarse features, add, and mix.
 
-    The authors resize first; a point-wise layer gives the same on either side of a bilinear resize, and costs a
-    quarter on the coarse one.
+    The authors upsample first; a point-wise layer commutes with bilinear interpolation, and costs a quarter on the
+    coarse grid.
     """
 
     def __init__(self, coarse_dim: int, dim: int, kernel: int = 7):
@@ -67,6 +69,7 @@ class TopDown(nn.Module):
         self.refine = ConvMixerLayer(dim, kernel)
 
     def forward(self, coarse: Tensor, fine: Tensor) -> Tensor:
+        """coarse (B, C', H/2, W/2), fine (B, C, H, W) -> features (B, C, H, W)."""
         lateral = self.lateral(coarse.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         lateral = F.interpolate(lateral, [fine.shape[2], fine.shape[3]], mode="bilinear", align_corners=False)
         return self.refine(fine + self.norm(F.gelu(lateral)))
@@ -76,7 +79,7 @@ class TopDown(nn.Module):
 class ClusteringTeacher(nn.Module):
     """ConvMixer stages bottom-up, a feature pyramid top-down, and the scores of every stage from it.
 
-    A stage of 0 clusters is not scored; the pyramid goes down only to the finest stage that is.
+    A stage of 0 clusters is not scored; the pyramid ends at the finest stage that is.
     """
 
     def __init__(self, dims: Sequence[int], depths: Sequence[int], clusters: Sequence[int], kernel: int = 7):
@@ -96,26 +99,24 @@ class ClusteringTeacher(nn.Module):
         )
 
     def forward(self, features: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """features (B, C, H, W) of the stem -> scores (B, M, N) and maps (B, C, H, W), one of each a stage."""
-        maps: list[Tensor] = []
-        for merge, stage in zip(self.merges, self.stages):  # noqa: B905, TorchScript knows no strict
+        """features (B, C, H, W) of the stem -> scores (B, M, N) and features (B, C, H, W), one of each per stage."""
+        outputs: list[Tensor] = []
+        for merge, stage in zip(self.merges, self.stages, strict=True):
             features = stage(merge(features))
-            maps.append(features)
+            outputs.append(features)
         levels = [features]  # coarse to fine
-        for i, down in enumerate(self.pyramid):
-            features = down(features, maps[len(maps) - 2 - i])
+        for top_down, fine in zip(self.pyramid, outputs[-2::-1], strict=False):
+            features = top_down(features, fine)
             levels.append(features)
-        scores: list[Tensor | None] = []
-        added: list[Tensor | None] = []
-        for i, to_score in enumerate(self.to_score):
-            level = len(maps) - 1 - i
-            scores.append(to_score(to_pixels(levels[level])) if level < len(levels) else None)
-            added.append(maps[i])
-        return scores, added
+        scores: list[Tensor | None] = [None] * len(outputs)
+        for i, level in enumerate(levels):
+            stage = len(outputs) - 1 - i
+            scores[stage] = self.to_score[stage](to_pixels(level))
+        return scores, list(outputs)
 
 
 class NoScore(nn.Module):
-    """In place of the scores of a stage without clusters."""
+    """In place of `ToScore` for a stage without clusters."""
 
     def forward(self, pixels: Tensor) -> Tensor | None:
         return None

@@ -1,51 +1,39 @@
-"""SViT: vision transformer with super token sampling, arXiv 2211.11167.
+"""SViT: vision transformer with super token sampling (arXiv 2211.11167).
 
-group     tokens.super_tokens.SuperTokenizer
-relate    layers.attention.SelfAttention
-put back  tokens.super_tokens.spread, by the association of the same block
+group     tokens.super_tokens.SuperTokenizer      Eqs. 5-6
+relate    layers.attention.SelfAttention          Eqs. 9-10
+put back  tokens.super_tokens.spread              Eq. 11, with the association of the same block
 
-Tokens are called super tokens in the paper. Where it is silent, the authors' code decides (their weights give their
-outputs here): GELU comes before BatchNorm in the stem; neighbours outside the map stay in the softmax of the
-association and their share is lost; a map that the cell does not divide is padded with zeros after its LayerNorm,
-and those zeros count; no gradient passes through the association (see `SuperTokenizer`); layer scale stands in
-stages 3 and 4 of Base and Large. A cell of one pixel is plain self-attention.
+Tokens are called super tokens in the paper. Where the paper is silent, this follows the authors' code, whose weights
+give the same outputs here: GELU precedes BatchNorm in the stem; neighbours outside the map take part in the softmax of
+the association, and their part of it is lost; features that the cell does not divide are padded with zeros after their
+LayerNorm, and those zeros count; no gradient passes through the association (see `SuperTokenizer`); stages 3 and 4 of
+Base and Large have layer scale. A cell of one pixel is plain self-attention.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_path_rates, trunc_normal_
-from timm.models import (
-    checkpoint_seq,
-    generate_default_cfgs,
-    register_notrace_function,
-    register_notrace_module,
-)
+from timm.models import checkpoint_seq, generate_default_cfgs, register_notrace_module
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from saccade.layers.attention import SelfAttention, attend
-from saccade.layers.batch_norm import fused_norm, learns_fused
-from saccade.layers.casts import CastsTogether
+from saccade import ops
+from saccade.layers.attention import SelfAttention
 from saccade.layers.depthwise import DepthwiseConv
-from saccade.layers.forget import normed_into
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition, RelativePosition
-from saccade.layers.residual import conv_act_norm, fits_inference
-from saccade.layers.stem import ends_fixed, first_conv, first_conv_gelu_norm, starts
 from saccade.models.registry import build, choose, one_a_stage, pretrained_cfg, register
 from saccade.tokens.super_tokens import SuperTokenizer, spread
 
 __all__ = ["SViT"]
-register_notrace_function(attend)
 
 
 class ConvGeluNorm(nn.Module):
-    """A quarter of the stem: 3x3 convolution, GELU, and BatchNorm after it."""
+    """3x3 convolution, GELU, BatchNorm: one of the four steps of the stem."""
 
     def __init__(self, in_dim: int, dim: int, stride: int):
         super().__init__()
@@ -53,56 +41,37 @@ class ConvGeluNorm(nn.Module):
         self.norm = nn.BatchNorm2d(dim)
 
     def forward(self, features: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():
-            if starts(self.conv, features):
-                if ends_fixed(self.norm):
-                    return first_conv_gelu_norm(self.conv, self.norm, features)
-                features = first_conv(self.conv, features)
-            elif fits_inference(features, (self.conv,), (self.norm,)):
-                return conv_act_norm(self.conv, features, "gelu", self.norm)
-            else:
-                features = self.conv(features)
-            if learns_fused(self.norm, features):
-                return fused_norm(self.norm, features, gelu=True)
-            return self.norm(F.gelu(features))
-        return self.norm(F.gelu(self.conv(features)))
+        return ops.conv_act_norm(features, self.conv, self.norm, act="gelu")  # norm(gelu(conv(x)))
 
 
 class ConvNorm(nn.Module):
-    """Convolution and BatchNorm: patch embedding, patch merging, and (with its SiLU) the projection."""
+    """Convolution, BatchNorm and an activation: patch embedding, patch merging, and (with SiLU) the projection."""
 
-    def __init__(self, in_dim: int, dim: int, kernel: int, stride: int, padding: int, act: bool = False):
+    def __init__(self, in_dim: int, dim: int, kernel: int, stride: int, padding: int, act: str = ""):
         super().__init__()
         self.conv = nn.Conv2d(in_dim, dim, kernel, stride=stride, padding=padding)
         self.norm = nn.BatchNorm2d(dim)
         self.act = act
 
     def forward(self, features: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-            if fits_inference(features, (self.conv,), (self.norm,)) and isinstance(self.norm, nn.Identity):
-                return conv_act_norm(self.conv, features, "silu" if self.act else "")
-        features = self.conv(features)
-        if torch.jit.is_scripting():
-            features = self.norm(features)
-        else:
-            features = fused_norm(self.norm, features) if learns_fused(self.norm, features) else self.norm(features)
-        return F.silu(features) if self.act else features
+        return ops.conv_norm_act(features, self.conv, self.norm, act=self.act)  # act(norm(conv(x)))
 
 
 class PixelAttention(nn.Module):
-    """A cell of one pixel: every pixel is its own super token, and attention is the ordinary one (SVIT-13)."""
+    """Attention for cells of one pixel: every pixel is its own super token (SViT Sec. 3.3)."""
 
     def __init__(self, dim: int, num_heads: int):
         super().__init__()
         self.attention = SelfAttention(dim, num_heads)
 
     def forward(self, features: Tensor, bias: Tensor | None = None) -> Tensor:
+        """features (B, C, H, W), bias (heads, N, N) of the scores -> features (B, C, H, W)."""
         mixed = self.attention(to_pixels(features), bias)
         return to_features(mixed, features.shape[2], features.shape[3])
 
 
 class SuperTokenAttention(nn.Module):
-    """Attention among super tokens: group, relate, put back (SVIT-14 … SVIT-16)."""
+    """Super token attention: group, relate, put back (SViT Sec. 3.2)."""
 
     def __init__(self, dim: int, num_heads: int, tokenizer: SuperTokenizer):
         super().__init__()
@@ -110,14 +79,15 @@ class SuperTokenAttention(nn.Module):
         self.attention = SelfAttention(dim, num_heads)
 
     def forward(self, features: Tensor, bias: Tensor | None = None) -> Tensor:
-        tokens, association = self.tokenizer(features)  # group
+        """features (B, C, H, W), bias (heads, M, M) of the scores -> features (B, C, H, W)."""
+        tokens, association = self.tokenizer(features)  # group, SViT Eqs. 5-6
         rows, columns = tokens.shape[1], tokens.shape[2]
-        tokens = self.attention(tokens.flatten(1, 2), bias).unflatten(1, (rows, columns))  # relate
+        tokens = self.attention(tokens.flatten(1, 2), bias).unflatten(1, (rows, columns))  # relate, SViT Eqs. 9-10
         return spread(tokens, association, self.tokenizer.cell, features.shape[2], features.shape[3])  # put back
 
 
 class RelativeBias(nn.Module):
-    """The relative position bias of a map, counted in cells (SVIT-36)."""
+    """The relative position bias of a grid of cells (the RPE row of SViT Table 6)."""
 
     def __init__(self, num_heads: int, cell: int, size: int):
         super().__init__()
@@ -126,12 +96,13 @@ class RelativeBias(nn.Module):
         self.relative = RelativePosition(num_heads, side, side)
 
     def forward(self, features: Tensor) -> Tensor:
+        """features (B, C, H, W) -> bias (heads, M, M)."""
         cell = self.cell
         return self.relative((features.shape[2] + cell - 1) // cell, (features.shape[3] + cell - 1) // cell)
 
 
 class SViTBlock(nn.Module):
-    """Position, attention among super tokens, convolutional feed-forward (SVIT-19)."""
+    """Position encoding, super token attention, convolutional feed-forward network (SViT Eqs. 1-3)."""
 
     def __init__(
         self,
@@ -157,17 +128,14 @@ class SViTBlock(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, C, H, W)."""
-        features = self.position(features)
-        bias = self.bias(features) if self.bias is not None else None
-        if torch.jit.is_scripting():
-            features = features + self.drop_path1(self.scale1(self.attn(self.norm1(features), bias)))
-            return features + self.drop_path2(self.scale2(self.mlp(self.norm2(features))))
-        else:
-            features = features + self.drop_path1(self.scale1(normed_into(self.norm1, self.attn, features, bias)))
-            return features + self.drop_path2(self.scale2(normed_into(self.norm2, self.mlp, features)))
+        features = self.position(features)  # SViT Eq. 1: CPE(x) + x
+        bias = None if self.bias is None else self.bias(features)
+        update = ops.prenorm(self.norm1, self.attn, features, bias)
+        features = features + self.drop_path1(self.scale1(update))  # SViT Eq. 2: STA(LN(x)) + x
+        update = ops.prenorm(self.norm2, self.mlp, features)
+        return features + self.drop_path2(self.scale2(update))  # SViT Eq. 3: ConvFFN(BN(x)) + x
 
 
-@register_notrace_module
 class SViTStage(nn.Module):
     """Patch merging, then blocks that share a cell size."""
 
@@ -178,27 +146,28 @@ class SViTStage(nn.Module):
         self.grad_checkpointing = False
 
     def forward(self, features: Tensor) -> Tensor:
-        """features (B, C, H, W) of the previous stage -> (B, C', H', W') of this one."""
+        """features (B, C, H, W) of the previous stage -> features (B, C', H', W')."""
         features = self.merge(features)
-        if self.grad_checkpointing and not torch.jit.is_scripting():
-            return checkpoint_seq(self.blocks, features)
-        return self.blocks(features)
+        return checkpoint_seq(self.blocks, features) if self.grad_checkpointing else self.blocks(features)
 
 
-class SViT(CastsTogether):
-    """Four stages of super token blocks on a convolutional stem, in timm's contract.
+register_notrace_module(SViTStage)  # not as a decorator, which would lose the type
+
+
+class SViT(nn.Module):
+    """Four stages of super token blocks on a convolutional stem, with timm's model interface.
 
     Args:
-        dims, depths, heads: width, number of blocks and attention heads of the stages.
+        dims, depths, heads: width, number of blocks and attention heads per stage (SViT Table 8).
         super_token: side of a cell in pixels, per stage; 1 is plain attention.
-        iterations: association and update, how often; 0 keeps the cell means and upsamples them (Table 7).
-        stem: "conv" (four 3x3 convolutions) or "patch" (one 4x4 of stride 4).
+        iterations: rounds of association and update; 0 keeps the cell means and upsamples them (SViT Table 7).
+        stem: "conv" (four 3x3 convolutions) or "patch" (one 4x4 convolution of stride 4).
         position: "cpe" (depth-wise convolution in every block), "ape" (a table after the stem), "rpe" (a table of
-            relative positions on the super token grid in every block, which gives the printed 25.3M) or "none".
+            relative positions on the super token grid in every block) or "none".
         ffn: "conv" or "plain"; `ffn_shortcut` is the sum around its depth-wise convolution.
         projection: width of the 1x1 projection before pooling, 0 for none.
-        layer_scale: first value of the layer scale per stage, None for none.
-        img_size: only for "ape" and "rpe": the size their tables are made for; other sizes interpolate.
+        layer_scale: initial value of the layer scale per stage, None for none.
+        img_size: the size for which the tables of "ape" and "rpe" are built; they are interpolated to other sizes.
         mask_border, detach: see `SuperTokenizer`.
     """
 
@@ -243,50 +212,46 @@ class SViT(CastsTogether):
         self.stem = conv_stem(in_chans, dims[0]) if stem == "conv" else ConvNorm(in_chans, dims[0], 4, 4, 0)
         side = -(-img_size // 4)
         self.position = AbsolutePosition(dims[0], side, side) if position == "ape" else nn.Identity()
-        rates = calculate_drop_path_rates(drop_path_rate, depths, stagewise=True)
-        stages = []
-        for i, (dim, num_heads, cell) in enumerate(zip(dims, heads, super_token, strict=True)):
-
-            def attend(dim: int = dim, num_heads: int = num_heads, cell: int = cell, rounds: int = rounds[i]):
-                if cell == 1:
-                    return PixelAttention(dim, num_heads)
-                return SuperTokenAttention(dim, num_heads, SuperTokenizer(cell, rounds, mask_border, detach))
-
-            blocks = [
-                SViTBlock(
-                    dim,
-                    attend(),
-                    ConvMlp(dim, int(dim * mlp_ratio), conv=ffn == "conv", shortcut=ffn_shortcut, drop=mlp_drop_rate),
+        rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)  # a list per stage
+        self.stages = nn.Sequential(
+            *[
+                svit_stage(
+                    dims[i - 1] if i else None,
+                    dims[i],
+                    heads[i],
+                    super_token[i],
+                    rates[i],
+                    iterations=rounds[i],
+                    mask_border=mask_border,
+                    detach=detach,
                     cpe=position == "cpe",
-                    bias=RelativeBias(num_heads, cell, -(-side // 2**i)) if position == "rpe" else None,
+                    bias_size=-(-side // 2**i) if position == "rpe" else None,
+                    mlp_ratio=mlp_ratio,
+                    mlp_drop_rate=mlp_drop_rate,
+                    ffn_conv=ffn == "conv",
+                    ffn_shortcut=ffn_shortcut,
                     layer_scale=layer_scale[i],
-                    drop_path=rate,
                 )
-                for rate in rates[i]
+                for i in range(len(dims))
             ]
-            merge = ConvNorm(dims[i - 1], dim, 3, 2, 1) if i else nn.Identity()
-            stages.append(SViTStage(merge, blocks))
-        self.stages = nn.Sequential(*stages)
+        )
         self.head_hidden_size = projection or dims[-1]
-        self.projection = ConvNorm(dims[-1], projection, 1, 1, 0, act=True) if projection else nn.Identity()
+        self.projection = ConvNorm(dims[-1], projection, 1, 1, 0, act="silu") if projection else nn.Identity()
         self.head = ClassifierHead(self.head_hidden_size, num_classes, pool_type=global_pool, drop_rate=drop_rate)
         self.apply(init_weights)
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters() if name.endswith(".table")}
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         blocks = [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^stages\.(\d+)", (0,)), (r"^projection", (99999,))]
         return {"stem": r"^(?:stem|position)", "blocks": r"^stages\.(\d+)" if coarse else blocks}
 
-    @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         for stage in self.stages:
+            assert isinstance(stage, SViTStage)
             stage.grad_checkpointing = enable
 
-    @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
         return self.head.fc
 
@@ -303,16 +268,15 @@ class SViT(CastsTogether):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Images (B, 3, H, W) -> the maps of the chosen stages, strides 4, 8, 16, 32 (SVIT-33).
+        """Images (B, 3, H, W) -> features of the chosen stages, strides 4, 8, 16, 32.
 
-        `norm` has nothing to do: the stages of SViT end without a norm.
+        `norm` has no effect: the stages of SViT end without a norm.
         """
         choose("output_fmt", output_fmt, ("NCHW",))
         take, last = feature_take_indices(len(self.stages), indices)
         intermediates = []
         features = self.forward_stem(x)
-        stages = self.stages[: last + 1] if stop_early and not torch.jit.is_scripting() else self.stages
-        for i, stage in enumerate(stages):
+        for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
             features = stage(features)
             if i in take:
                 intermediates.append(features)
@@ -321,7 +285,7 @@ class SViT(CastsTogether):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drop the stages behind the last chosen one, and with `prune_head` projection and classifier."""
+        """Drop the stages after the last chosen one, and with `prune_head` projection and classifier."""
         take, last = feature_take_indices(len(self.stages), indices)
         self.stages = self.stages[: last + 1]
         if prune_head:
@@ -346,7 +310,7 @@ class SViT(CastsTogether):
 
 
 def conv_stem(in_chans: int, dim: int) -> nn.Sequential:
-    """Four 3x3 convolutions to stride 4 (SVIT-23)."""
+    """Four 3x3 convolutions to stride 4 (SViT Sec. 3.1)."""
     return nn.Sequential(
         ConvGeluNorm(in_chans, dim // 2, 2),
         ConvGeluNorm(dim // 2, dim // 2, 1),
@@ -355,8 +319,50 @@ def conv_stem(in_chans: int, dim: int) -> nn.Sequential:
     )
 
 
+def svit_stage(
+    in_dim: int | None,
+    dim: int,
+    num_heads: int,
+    cell: int,
+    rates: Sequence[float],
+    iterations: int,
+    mask_border: bool,
+    detach: bool,
+    cpe: bool,
+    bias_size: int | None,
+    mlp_ratio: float,
+    mlp_drop_rate: float,
+    ffn_conv: bool,
+    ffn_shortcut: bool,
+    layer_scale: float | None,
+) -> SViTStage:
+    """A stage with one block per drop path rate, and patch merging unless it is the first (`in_dim` None).
+
+    bias_size: side in pixels for which a relative position bias is built, None for none.
+    """
+
+    def attention() -> nn.Module:
+        if cell == 1:
+            return PixelAttention(dim, num_heads)
+        return SuperTokenAttention(dim, num_heads, SuperTokenizer(cell, iterations, mask_border, detach))
+
+    blocks = [
+        SViTBlock(
+            dim,
+            attention(),
+            ConvMlp(dim, int(dim * mlp_ratio), conv=ffn_conv, shortcut=ffn_shortcut, drop=mlp_drop_rate),
+            cpe=cpe,
+            bias=None if bias_size is None else RelativeBias(num_heads, cell, bias_size),
+            layer_scale=layer_scale,
+            drop_path=rate,
+        )
+        for rate in rates
+    ]
+    return SViTStage(nn.Identity() if in_dim is None else ConvNorm(in_dim, dim, 3, 2, 1), blocks)
+
+
 def init_weights(module: nn.Module) -> None:
-    """Linear layers truncated normal with zero bias; convolutions and norms as PyTorch makes them (SVIT-31)."""
+    """Linear layers truncated normal with zero bias; convolutions and norms keep PyTorch's defaults."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

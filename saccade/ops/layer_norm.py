@@ -1,22 +1,41 @@
-"""LayerNorm over channels, in the dtype of its input, and norms recomputed in backward."""
+"""LayerNorm over channels, alone or with the sum before it, and norms whose output is recomputed in backward.
+
+PyTorch's LayerNorm gives every row its own thread block, which is right for the long rows of language models. Here rows
+are the 32 to 1024 channels of a pixel, and there are hundreds of thousands of them: a program takes many rows. Weights
+are read in the dtype in which they are stored. Backward computes the gradient of the input and partial sums for weight
+and bias in one pass.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.ops import _dispatch as dispatch
+from saccade.ops._dispatch import FusedOp, register_op
+from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, next_power_of_2, variant
+from saccade.ops.batch_norm import trainable_batch_norm
+from saccade.ops.mlp import TrainableNorm, train_conv_mlp, trains_fused
+
+if HAS_TRITON:
+    import triton
+    import triton.language as tl
+
+    from saccade.ops._launch import jit
+
+MAX_CHANNELS = 2048
+PROGRAMS = 528  # of the backward pass: four per multiprocessor of an H200, each iterating over many rows
+
 
 def layer_norm_reference(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """LayerNorm over the last axis of tokens (..., D), in their dtype; autocast would return float32."""
-    if tokens.dtype in (torch.bfloat16, torch.float16):
+    if tokens.dtype in dispatch.HALF_DTYPES:
         with torch.autocast(tokens.device.type, enabled=False):
             return F.layer_norm(tokens, weight.shape, weight.to(tokens.dtype), bias.to(tokens.dtype), eps)
     return F.layer_norm(tokens, weight.shape, weight, bias, eps)
-
-
-layer_norm = layer_norm_reference
 
 
 def channel_norm_reference(features: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -24,7 +43,335 @@ def channel_norm_reference(features: Tensor, weight: Tensor, bias: Tensor, eps: 
     return layer_norm(features.permute(0, 2, 3, 1), weight, bias, eps).permute(0, 3, 1, 2)
 
 
-channel_norm = channel_norm_reference
+def bias_norm_reference(pixels: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """LayerNorm over the last axis of pixels + shift, pixels (..., C), shift (C): the bias of a convolution."""
+    return layer_norm(pixels + shift.to(pixels.dtype), weight, bias, eps)
+
+
+if HAS_TRITON:
+
+    @triton.jit
+    def _norm_tile(rows, DIM: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+        """Row indices (R), channels (1, C), offsets and mask (R, C) of this program."""
+        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        channel = tl.arange(0, CHANNELS)[None, :]
+        return row, channel, row.to(tl.int64)[:, None] * DIM + channel, (row < rows)[:, None] & (channel < DIM)
+
+    @triton.jit
+    def _norm_rows(x, mask, channel, weight_ptr, bias_ptr, DIM: tl.constexpr, EPS: tl.constexpr):
+        """Normalised rows, their means and inverse standard deviations."""
+        mean = tl.sum(x, 1) / DIM
+        x = tl.where(mask, x - mean[:, None], 0.0)
+        scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + EPS)
+        weight = tl.load(weight_ptr + channel, mask=channel < DIM, other=0.0).to(tl.float32)
+        bias = tl.load(bias_ptr + channel, mask=channel < DIM, other=0.0).to(tl.float32)
+        return x * scale[:, None] * weight + bias, mean, scale
+
+    @jit
+    def _norm_kernel(
+        x_ptr, weight_ptr, bias_ptr, y_ptr, rows,
+        DIM: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        _, channel, offset, mask = _norm_tile(rows, DIM, ROWS, CHANNELS)
+        x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        y, _, _ = _norm_rows(x, mask, channel, weight_ptr, bias_ptr, DIM, EPS)
+        tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+    @jit
+    def _norm_training_kernel(
+        x_ptr, weight_ptr, bias_ptr, y_ptr, statistics_ptr, rows,
+        DIM: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        """As above; also writes mean and inverse standard deviation of every row, statistics (2, rows)."""
+        row, channel, offset, mask = _norm_tile(rows, DIM, ROWS, CHANNELS)
+        x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        y, mean, scale = _norm_rows(x, mask, channel, weight_ptr, bias_ptr, DIM, EPS)
+        tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
+        tl.store(statistics_ptr + row, mean, mask=row < rows)
+        tl.store(statistics_ptr + rows + row, scale, mask=row < rows)
+
+    @jit
+    def _bias_norm_kernel(
+        x_ptr, shift_ptr, weight_ptr, bias_ptr, y_ptr, rows,
+        DIM: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        _, channel, offset, mask = _norm_tile(rows, DIM, ROWS, CHANNELS)
+        x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        x += tl.load(shift_ptr + channel, mask=channel < DIM, other=0.0).to(tl.float32)
+        y, _, _ = _norm_rows(x, mask, channel, weight_ptr, bias_ptr, DIM, EPS)
+        tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+    @jit
+    def _add_norm_kernel(
+        x_ptr, update_ptr, weight_ptr, bias_ptr, total_ptr, y_ptr, rows,
+        DIM: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        _, channel, offset, mask = _norm_tile(rows, DIM, ROWS, CHANNELS)
+        x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        x += tl.load(update_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+        total = x.to(total_ptr.dtype.element_ty)  # the norm is that of the rounded sum, as in two steps
+        tl.store(total_ptr + offset, total, mask=mask)
+        y, _, _ = _norm_rows(total.to(tl.float32), mask, channel, weight_ptr, bias_ptr, DIM, EPS)
+        tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+    @jit
+    def _norm_backward_kernel(
+        g_ptr, x_ptr, weight_ptr, statistics_ptr, g_x_ptr, partial_ptr, rows, step,
+        DIM: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    ):  # fmt: skip
+        """g_x, and this program's sums for the gradients of weight and bias, partial (programs, 2, C)."""
+        channel = tl.arange(0, CHANNELS)[None, :]
+        weight = tl.load(weight_ptr + channel, mask=channel < DIM, other=0.0).to(tl.float32)
+        g_weight = tl.zeros((ROWS, CHANNELS), tl.float32)
+        g_bias = tl.zeros((ROWS, CHANNELS), tl.float32)
+        for first in range(tl.program_id(0) * ROWS, rows, step):
+            row = first + tl.arange(0, ROWS)
+            mask = (row < rows)[:, None] & (channel < DIM)
+            offset = row.to(tl.int64)[:, None] * DIM + channel
+            g = tl.load(g_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+            x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+            mean = tl.load(statistics_ptr + row, mask=row < rows, other=0.0)[:, None]
+            scale = tl.load(statistics_ptr + rows + row, mask=row < rows, other=0.0)[:, None]
+            x = tl.where(mask, (x - mean) * scale, 0.0)
+            g_weight += g * x
+            g_bias += g
+            g = g * weight
+            g_x = (g - x * (tl.sum(g * x, 1)[:, None] / DIM) - tl.sum(g, 1)[:, None] / DIM) * scale
+            tl.store(g_x_ptr + offset, g_x.to(g_x_ptr.dtype.element_ty), mask=mask)
+        target = partial_ptr + tl.program_id(0) * 2 * DIM + channel
+        tl.store(target, tl.sum(g_weight, 0)[None, :], mask=channel < DIM)
+        tl.store(target + DIM, tl.sum(g_bias, 0)[None, :], mask=channel < DIM)
+
+
+@variant
+def _forward_kernel(name: str, dim: int, eps: float) -> Kernel:
+    """A forward kernel; few threads per long row, so that each thread adds up more of it."""
+    function = dict(
+        inference=_norm_kernel, training=_norm_training_kernel, bias=_bias_norm_kernel, add=_add_norm_kernel
+    )[name]  # fmt: skip
+    channels = next_power_of_2(dim)
+    elements, warps = (2048, 4) if channels < 512 else (1024, 2)
+    rows = max(1, elements // channels)
+    return Kernel(function, DIM=dim, EPS=eps, ROWS=rows, CHANNELS=channels, num_warps=warps)
+
+
+@variant
+def _backward_kernel(dim: int) -> Kernel:
+    channels = next_power_of_2(dim)
+    rows, warps = max(1, 2048 // channels), 8 if channels < 512 else 4
+    return Kernel(_norm_backward_kernel, DIM=dim, ROWS=rows, CHANNELS=channels, num_warps=warps)
+
+
+def _launch_forward(name: str, tensors: tuple[Tensor, ...], dim: int, eps: float) -> None:
+    kernel, rows = _forward_kernel(name, dim, eps), tensors[0].numel() // dim
+    kernel((cdiv(rows, kernel.constants["ROWS"]),), *tensors, rows)
+
+
+# Inputs of these are contiguous, or channels-last features (B, C, H, W): rows of channels in either case.
+
+
+def _normalize(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    y = torch.empty_like(x)
+    _launch_forward("inference", (x, weight, bias, y), weight.shape[0], eps)
+    return y
+
+
+def _normalize_training(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The norm, and the statistics (2, rows) that backward needs."""
+    y, dim = torch.empty_like(x), weight.shape[0]
+    statistics = torch.empty(2, x.numel() // dim, dtype=torch.float32, device=x.device)
+    _launch_forward("training", (x, weight, bias, y, statistics), dim, eps)
+    return y, statistics
+
+
+def _add_normalize(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total, y = torch.empty_like(x), torch.empty_like(x)
+    _launch_forward("add", (x, update, weight, bias, total, y), weight.shape[0], eps)
+    return total, y
+
+
+def _bias_normalize(x: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    y = torch.empty_like(x)
+    _launch_forward("bias", (x, shift, weight, bias, y), weight.shape[0], eps)
+    return y
+
+
+def _gradients(g: Tensor, x: Tensor, weight: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient of x, and those of weight and bias (2, C)."""
+    dim = weight.shape[0]
+    rows, kernel = x.numel() // dim, _backward_kernel(dim)
+    blocks = cdiv(rows, kernel.constants["ROWS"])
+    programs = min(PROGRAMS, blocks)
+    g_x = torch.empty_like(x)
+    partial = torch.empty(programs, 2, dim, dtype=torch.float32, device=x.device)
+    kernel((programs,), g, x, weight, statistics, g_x, partial, rows, programs * kernel.constants["ROWS"])
+    return g_x, partial.sum(0)
+
+
+def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    x, weight, _, _ = inputs
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, gradients: Any, g: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, None]:
+    x, weight, statistics = ctx.saved_tensors
+    g_x, g_shared = gradients(dispatch.match_layout(g, x), x, weight, statistics)
+    return *_split(g_x, g_shared, weight.dtype), None
+
+
+def _split(g_x: Tensor, g_shared: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    g_weight, g_bias = g_shared.unbind()
+    return g_x, dispatch.cast(g_weight, dtype), dispatch.cast(g_bias, dtype)
+
+
+_inference_norm = FusedOp("layer_norm", _normalize)
+_training_norm = FusedOp("layer_norm_training", _normalize_training, _gradients, _setup, _backward)
+_add_norm = FusedOp("add_norm", _add_normalize)
+_bias_norm = FusedOp("bias_norm", _bias_normalize)
+
+
+def _norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    if dispatch.needs_grad(x, weight, bias):
+        return _training_norm(x, weight, bias, eps)[0]
+    return _inference_norm(x, weight, bias, eps)
+
+
+def _supports_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> bool:
+    """Eager runs and compiled inference; in compiled training Inductor fuses the sum and the norm in both passes."""
+    if not dispatch.on_gpu(x) or weight.shape[0] > MAX_CHANNELS:
+        return False
+    return not (dispatch.is_compiling() and dispatch.is_training())
+
+
+def _supports_layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> bool:
+    return _supports_norm(tokens, weight, bias, eps) and tokens.is_contiguous()
+
+
+def _supports_channel_norm(features: Tensor, weight: Tensor, bias: Tensor, eps: float) -> bool:
+    return _supports_norm(features, weight, bias, eps) and dispatch.is_channels_last(features)
+
+
+def _supports_bias_norm(pixels: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float) -> bool:
+    return not dispatch.is_training() and _supports_layer_norm(pixels, weight, bias, eps)
+
+
+@register_op("layer_norm", reference=layer_norm_reference, supports=_supports_layer_norm)
+def layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return _norm(tokens, weight, bias, eps)
+
+
+@register_op("channel_norm", reference=channel_norm_reference, supports=_supports_channel_norm)
+def channel_norm(features: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    if dispatch.is_compiling():  # Inductor knows the layout of a (B, H, W, C) output
+        return _norm(features.permute(0, 2, 3, 1), weight, bias, eps).permute(0, 3, 1, 2)
+    return _norm(features, weight, bias, eps)
+
+
+@register_op("bias_norm", reference=bias_norm_reference, supports=_supports_bias_norm)
+def bias_norm(pixels: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return _bias_norm(pixels, shift, weight, bias, eps)
+
+
+# Sums of features (B, C, H, W). Inductor (torch 2.11) writes them in the order of their axes, not of their memory: ten
+# times slower for channels-last features, 5.5 ms of a training step of PaCa-S on an H200. Sums of (B, H, W, C) are not.
+
+
+def add_reference(features: Tensor, update: Tensor) -> Tensor:
+    """features + update, both (B, C, H, W)."""
+    return features + update
+
+
+def _supports_add(features: Tensor, update: Tensor) -> bool:
+    if not dispatch.is_compiling() or not isinstance(features, Tensor) or not isinstance(update, Tensor):
+        return False
+    return dispatch.is_channels_last(features) and dispatch.is_channels_last(update)
+
+
+@register_op("add", reference=add_reference, supports=_supports_add, implementation="channels_last")
+def add(features: Tensor, update: Tensor) -> Tensor:
+    return (features.permute(0, 2, 3, 1) + update.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+# Norms before a branch. Every layer that reads a norm's output would save it for backward, though one pass recomputes
+# it: in training the branch runs under hooks that save nothing, and the output is recomputed once in backward.
+
+
+class TrainableLayerNorm(NamedTuple):
+    """LayerNorm over channels as a `TrainableNorm`."""
+
+    eps: float
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        return _normalize_training(x, weight, bias, self.eps)
+
+    def recompute(self, x: Tensor, weight: Tensor, bias: Tensor, saved: Tensor) -> Tensor:
+        return _normalize(x, weight, bias, self.eps)
+
+    def gradients(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
+        g_x, g_shared = _gradients(dispatch.match_layout(g, x), x, weight, saved)
+        return _split(g_x, g_shared, weight.dtype)
+
+
+def is_channel_norm(norm: nn.Module) -> bool:
+    """Whether this is a plain LayerNorm over the channels of (B, C, H, W), without hooks."""
+    return getattr(norm, "over_channels", False) and dispatch.is_plain(norm)
+
+
+def trainable_norm(norm: nn.Module, features: Tensor) -> TrainableNorm | None:
+    """The norm as a step of an autograd function, in eager training on a GPU, or None where it cannot be one."""
+    if not isinstance(features, Tensor) or not dispatch.is_training() or dispatch.is_compiling():
+        return None
+    if not is_channel_norm(norm):
+        return trainable_batch_norm(norm, features)
+    assert isinstance(norm, nn.LayerNorm)
+    weight, bias = norm.weight, norm.bias
+    if not dispatch.needs_grad(features, weight, bias):
+        return None
+    supported = channel_norm.implementation(features, weight, bias, norm.eps) == "triton"
+    return TrainableLayerNorm(norm.eps) if supported else None
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: TrainableNorm) -> tuple[Tensor, Tensor]:
+        y, saved = norm.forward(x, weight, bias)
+        ctx.norm = norm
+        ctx.save_for_backward(x, weight, bias, saved)
+        ctx.mark_non_differentiable(saved)
+        ctx.set_materialize_grads(False)
+        return y, saved
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        return *ctx.norm.gradients(g, *ctx.saved_tensors), None
+
+
+def recompute_in_backward(output: Tensor, recompute: Callable[[], Tensor]) -> AbstractContextManager:
+    """A context in which autograd does not save `output`, but calls `recompute()` once in backward for all its readers.
+
+    Views of the complete tensor count as the tensor. `output` must live until the context ends.
+    """
+    pointer, size = output.data_ptr(), output.numel()
+    pending, recomputed = [0], []
+
+    def pack(saved: Tensor) -> Tensor | tuple:
+        if saved.numel() != size or saved.data_ptr() != pointer:
+            return saved
+        pending[0] += 1
+        return saved.shape, saved.stride()
+
+    def unpack(saved: Tensor | tuple) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        value = recomputed.pop() if recomputed else recompute()
+        pending[0] -= 1
+        if pending[0] > 0:
+            recomputed.append(value)
+        return value.as_strided(*saved)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def prenorm_reference(norm: nn.Module, branch: Callable[..., Any], features: Tensor, *args: Any) -> Any:
@@ -32,28 +379,53 @@ def prenorm_reference(norm: nn.Module, branch: Callable[..., Any], features: Ten
     return branch(norm(features), *args)
 
 
-prenorm = prenorm_reference
+def _is_conv_mlp(branch: Callable[..., Any]) -> bool:
+    """Whether the branch is a `layers.mlp.ConvMlp` without hooks, which can include the norm in its own function."""
+    return hasattr(branch, "act_outside") and isinstance(branch, nn.Module) and dispatch.is_plain(branch)
+
+
+def _supports_prenorm(norm: nn.Module, branch: Callable[..., Any], features: Tensor, *args: Any) -> bool:
+    return trainable_norm(norm, features) is not None
+
+
+@register_op("prenorm", reference=prenorm_reference, supports=_supports_prenorm, implementation="recompute")
+def prenorm(norm: nn.Module, branch: Callable[..., Any], features: Tensor, *args: Any) -> Any:
+    trainable = trainable_norm(norm, features)
+    assert trainable is not None
+    weight, bias = norm.weight, norm.bias
+    assert isinstance(weight, Tensor) and isinstance(bias, Tensor)  # noqa: PT018
+    if not args and _is_conv_mlp(branch) and trains_fused(features, branch):
+        return train_conv_mlp(features, branch, norm, trainable)
+    normed, saved = _Norm.apply(features, weight, bias, trainable)
+    x, weight, bias = features.detach(), weight.detach(), bias.detach()
+    with recompute_in_backward(normed, lambda: trainable.recompute(x, weight, bias, saved)):
+        return branch(normed, *args)
 
 
 def add_prenorm_reference(
     features: Tensor, update: Tensor, norm: nn.Module, branch: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """The sum of features and update (B, C, H, W), and branch(norm(sum))."""
-    features = features + update
+    features = add(features, update)
     return features, prenorm(norm, branch, features)
 
 
-add_prenorm = add_prenorm_reference
+def _supports_add_prenorm(features: Tensor, update: Tensor, norm: nn.Module, branch: Callable[..., Any]) -> bool:
+    if dispatch.is_training() or not dispatch.on_gpu(features, update) or not is_channel_norm(norm):
+        return False
+    same = features.dtype == update.dtype and features.shape == update.shape
+    layout = dispatch.is_channels_last(features) and dispatch.is_channels_last(update)
+    return same and layout and features.shape[1] <= MAX_CHANNELS
 
 
-def bias_norm_reference(pixels: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm over the last axis of pixels + shift (C), pixels (B, H, W, C)."""
-    return layer_norm(pixels + shift.to(pixels.dtype), weight, bias, eps)
-
-
-bias_norm = bias_norm_reference
-
-
-def is_channel_norm(norm: nn.Module) -> bool:
-    """Whether this is a plain LayerNorm over the channels of (B, C, H, W), without hooks."""
-    return False
+@register_op("add_prenorm", reference=add_prenorm_reference, supports=_supports_add_prenorm)
+def add_prenorm(
+    features: Tensor, update: Tensor, norm: nn.Module, branch: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    assert isinstance(norm, nn.LayerNorm)
+    if dispatch.is_compiling():
+        pixels, more = features.permute(0, 2, 3, 1), update.permute(0, 2, 3, 1)
+        total, normed = _add_norm(pixels, more, norm.weight, norm.bias, norm.eps)
+        return total.permute(0, 3, 1, 2), branch(normed.permute(0, 3, 1, 2))
+    total, normed = _add_norm(features, update, norm.weight, norm.bias, norm.eps)
+    return total, branch(normed)

@@ -1,8 +1,8 @@
-"""From tokens back to a dense map, by location: every pixel asks the tokens, the nearer the better (SF-71, SF-72).
+"""From tokens back to dense features by location (SparseFormer Appendix A.2).
 
-The score of a token at a pixel falls with the squared distance from the centre of its region, counted in sizes of the
-region: broad regions reach far. `LocationAttention` adds what the pixel and the token say of each other, by learned
-projections (appendix A.2 of the paper); `locate` is location alone, and needs no training.
+Every pixel attends to the tokens. The location bias of a token falls with the squared distance of the pixel from the
+centre of the token's region, measured in sizes of the region: large regions reach far. `LocationAttention` adds learned
+queries and keys; `locate` uses the location alone and needs no training.
 """
 
 import torch
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from saccade.layers.boxes import centre_and_size
 from saccade.layers.grid import to_features, to_pixels
 
-SMALLEST = 1e-4  # side of a region, in images, below which nothing gets sharper
+MIN_SIZE = 1e-4  # of a region, as a fraction of the image; smaller regions count as this large
 
 
 class LocationAttention(nn.Module):
-    """Cross-attention from pixels to tokens, softmax(q kᵀ / √d + location) v; one head.
+    """Cross-attention from pixels to tokens, softmax(Q Kᵀ / √d + bias) V, with one head.
 
-    It starts close to location alone: small queries and keys, and values that are the tokens themselves.
+    It is initialised close to location alone: small queries and keys, and values that are the tokens themselves.
     """
 
     def __init__(self, pixel_dim: int, token_dim: int):
@@ -39,27 +39,27 @@ class LocationAttention(nn.Module):
         """features (B, C, H, W), tokens (B, M, D), regions (B, M, 4) -> features (B, D, H, W)."""
         height, width = features.shape[2], features.shape[3]
         query, key, value = self.to_query(to_pixels(features)), self.to_key(tokens), self.to_value(tokens)
-        bias = _safe(location_bias(regions, height, width)).to(query.dtype)
+        bias = _within_float16(location_bias(regions, height, width)).to(query.dtype)
         return to_features(F.scaled_dot_product_attention(query, key, value, attn_mask=bias), height, width)
 
 
 def locate(tokens: Tensor, regions: Tensor, height: int, width: int) -> Tensor:
-    """tokens (B, M, D), regions (B, M, 4) -> features (B, D, H, W): the tokens where they look, blended by location."""
-    share = location_bias(regions, height, width).softmax(-1).to(tokens.dtype)  # (B, N, M)
-    return to_features(torch.matmul(share, tokens), height, width)
+    """tokens (B, M, D), regions (B, M, 4) -> features (B, D, H, W): the mean of the tokens, weighted by location."""
+    weights = location_bias(regions, height, width).softmax(-1).to(tokens.dtype)  # (B, N, M), sums to 1 over tokens
+    return to_features(torch.matmul(weights, tokens), height, width)
 
 
 def location_bias(regions: Tensor, height: int, width: int) -> Tensor:
     """regions (B, M, 4) -> (B, N, M): minus the squared distance of a pixel from a region's centre, in its sizes."""
     centre, size = centre_and_size(regions)  # (B, M, 2) each
-    size = size.abs().clamp(min=SMALLEST)
+    size = size.abs().clamp(min=MIN_SIZE)
     x = (torch.arange(width, device=regions.device, dtype=regions.dtype) + 0.5) / width
     y = (torch.arange(height, device=regions.device, dtype=regions.dtype) + 0.5) / height
-    across = ((x[:, None] - centre[:, None, :, 0]) / size[:, None, :, 0]).square()  # (B, W, M)
-    down = ((y[:, None] - centre[:, None, :, 1]) / size[:, None, :, 1]).square()  # (B, H, M)
-    return -(down.unsqueeze(2) + across.unsqueeze(1)).flatten(1, 2)
+    dx2 = ((x[:, None] - centre[:, None, :, 0]) / size[:, None, :, 0]).square()  # (B, W, M)
+    dy2 = ((y[:, None] - centre[:, None, :, 1]) / size[:, None, :, 1]).square()  # (B, H, M)
+    return -(dy2.unsqueeze(2) + dx2.unsqueeze(1)).flatten(1, 2)
 
 
-def _safe(bias: Tensor) -> Tensor:
-    """The same softmax within the range of float16: 0 for the nearest token of every pixel, no infinity."""
+def _within_float16(bias: Tensor) -> Tensor:
+    """A bias with the same softmax within the range of float16: 0 for the nearest token of every pixel."""
     return (bias - bias.amax(-1, keepdim=True)).clamp(min=-1e4)

@@ -1,9 +1,10 @@
-"""What a family reports of one step: the link between pixels and tokens, drawable as maps (B, M, H, W).
+"""Traces: the link between pixels and tokens of one grouping step, drawable as maps (B, M, H, W).
 
 Maps of a clip are (B, M, T, H, W).
 
 A module that groups pixels has a method `trace(inputs, output)` that turns one call of itself into one of these
-tuples. It is called from outside, by `saccade.record`; forward() never knows. `name` and `step` are filled in there.
+tuples. `saccade.record` calls it from a forward hook; forward() itself is not involved. `name` and `step` are filled in
+there. `Trace` is a union of classes: `isinstance` narrows it.
 """
 
 from typing import NamedTuple
@@ -33,53 +34,53 @@ class AssociationTrace(NamedTuple):
     association: Tensor  # (B, N, 9)
     size: tuple[int, int]  # (H, W) of the grid, N = H * W
     grid: tuple[int, int]  # rows and columns of super tokens
-    cell: int  # pixels along the side of a cell
+    cell: int  # side of a cell in pixels
     tokens: Tensor | None = None  # (B, M, D), M = rows * columns
     name: str = ""
     step: int = 0
 
     def maps(self) -> Tensor:
-        """(B, M, H, W): what the model really does, so a pixel's shares sum to 1 inside and to less at the border.
+        """(B, M, H, W): what a pixel takes from every token; sums to 1 over the tokens, and to less at the border.
 
-        A border cell has fewer than 9 neighbours, yet the official models leave the missing ones in the softmax;
-        their share is lost, and lost here too.
+        A border cell has fewer than 9 neighbours. The official models leave the missing ones in the softmax, and lose
+        their part of the association; so do these maps.
         """
         (height, width), (rows, columns) = self.size, self.grid
         device = self.association.device
         row = torch.arange(height, device=device)[:, None] // self.cell  # cell of every pixel
         column = torch.arange(width, device=device)[None, :] // self.cell
-        step = torch.arange(9, device=device)
-        # Count cells on a grid with a ring around it: neighbour (-1, -1) of cell (0, 0) is ring cell (0, 0).
-        index = (row[..., None] + step // 3) * (columns + 2) + column[..., None] + step % 3  # (H, W, 9)
+        neighbour = torch.arange(9, device=device)
+        # Indices into a grid padded by one cell: neighbour (-1, -1) of cell (0, 0) is the padded cell (0, 0).
+        index = (row[..., None] + neighbour // 3) * (columns + 2) + column[..., None] + neighbour % 3  # (H, W, 9)
         batch = self.association.shape[0]
-        ringed = self.association.new_zeros(batch, height * width, (rows + 2) * (columns + 2))
-        ringed.scatter_(2, index.reshape(1, -1, 9).expand(batch, -1, -1), self.association)
-        inside = ringed.unflatten(2, (rows + 2, columns + 2))[:, :, 1:-1, 1:-1]  # (B, N, rows, columns)
+        padded = self.association.new_zeros(batch, height * width, (rows + 2) * (columns + 2))
+        padded.scatter_(2, index.reshape(1, -1, 9).expand(batch, -1, -1), self.association)
+        inside = padded.unflatten(2, (rows + 2, columns + 2))[:, :, 1:-1, 1:-1]  # (B, N, rows, columns)
         return inside.flatten(2).transpose(1, 2).unflatten(2, (height, width))
 
 
 class RegionTrace(NamedTuple):
-    """SparseFormer: where every token looks, and the points it samples there."""
+    """SparseFormer: the region of every token, and the points it samples there."""
 
     regions: Tensor  # (B, M, 4), x0 y0 x1 y1 in units of the image
     points: Tensor  # (B, M, P, 2), x y in units of the image
-    size: tuple[int, int]  # (H, W) of the feature map that was sampled
+    size: tuple[int, int]  # (H, W) of the sampled features
     tokens: Tensor | None = None  # (B, M, D)
     name: str = ""
     step: int = 0
 
     def maps(self, bandwidth: float = 1 / 28) -> Tensor:
         """(B, M, H, W): density of each token's points by a top-hat kernel of radius `bandwidth` of the image side."""
-        # Image by image: (M, P, H, W) once is large enough.
-        return torch.stack([_near(points, *self.size, bandwidth).mean(1) for points in self.points.unbind(0)])
+        # One image at a time: (M, P, H, W) is large enough.
+        return torch.stack([_is_near(points, *self.size, bandwidth).mean(1) for points in self.points.unbind(0)])
 
 
 class TubeTrace(NamedTuple):
-    """VideoSparseFormer: where and when every token looks, and the points it samples there."""
+    """VideoSparseFormer: the region of every token in space and time, and the points it samples there."""
 
     regions: Tensor  # (B, M, 6), x0 y0 t0 x1 y1 t1 in units of the clip
     points: Tensor  # (B, M, P, 3), x y t in units of the clip
-    size: tuple[int, int, int]  # (T, H, W) of the feature maps that were sampled
+    size: tuple[int, int, int]  # (T, H, W) of the sampled features
     tokens: Tensor | None = None  # (B, M, D)
     name: str = ""
     step: int = 0
@@ -87,27 +88,27 @@ class TubeTrace(NamedTuple):
     def maps(self, bandwidth: float = 1 / 28) -> Tensor:
         """(B, M, T, H, W): density of each token's points, frame by frame.
 
-        Within a frame by a top-hat kernel, as `RegionTrace.maps`; between two frames a point counts for both, as much
-        as it samples from each. So the sum over frames is what an image would show of the points inside the clip.
+        Within a frame by a top-hat kernel, as in `RegionTrace.maps`; a point between two frames counts for both, with
+        the weights by which it is interpolated. The sum over frames is the density of all points inside the clip.
         """
         frames, height, width = self.size
-        moments = torch.arange(frames, device=self.points.device)
+        frame = torch.arange(frames, device=self.points.device)
         maps = []
         for points in self.points.unbind(0):
-            at = points[..., 2, None] * frames - 0.5  # frame i is centred at i
-            share = (1 - (at - moments).abs()).clamp(min=0)  # (M, P, T)
-            near = _near(points[..., :2], height, width, bandwidth).flatten(2)  # (M, P, N)
-            maps.append(torch.matmul(share.transpose(1, 2).to(near.dtype), near) / points.shape[1])
+            position = points[..., 2, None] * frames - 0.5  # frame i is centred at i
+            weight = (1 - (position - frame).abs()).clamp(min=0)  # (M, P, T)
+            near = _is_near(points[..., :2], height, width, bandwidth).flatten(2)  # (M, P, N)
+            maps.append(torch.matmul(weight.transpose(1, 2).to(near.dtype), near) / points.shape[1])
         return torch.stack(maps).unflatten(3, (height, width))
 
 
-def _near(points: Tensor, height: int, width: int, radius: float) -> Tensor:
-    """points (M, P, 2) -> (M, P, H, W): 1 where a pixel's centre lies within `radius` of the point, else 0."""
+def _is_near(points: Tensor, height: int, width: int, radius: float) -> Tensor:
+    """points (M, P, 2) -> (M, P, H, W): 1 where the centre of a pixel is within `radius` of the point, else 0."""
     y = (torch.arange(height, device=points.device) + 0.5) / height
     x = (torch.arange(width, device=points.device) + 0.5) / width
-    across = (x - points[..., 0, None]).square()[..., None, :]  # (M, P, 1, W)
-    down = (y - points[..., 1, None]).square()[..., :, None]  # (M, P, H, 1)
-    return (across + down <= radius**2).float()
+    dx2 = (x - points[..., 0, None]).square()[..., None, :]  # (M, P, 1, W)
+    dy2 = (y - points[..., 1, None]).square()[..., :, None]  # (M, P, H, 1)
+    return (dx2 + dy2 <= radius**2).float()
 
 
 Trace = AssignmentTrace | AssociationTrace | RegionTrace | TubeTrace

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from saccade import ops
 from saccade.kernels import HAS_TRITON
-from saccade.layers import batch_norm, forget, norm
+from saccade.layers import batch_norm
 from saccade.layers import mlp as layers
-from saccade.layers.forget import norm_learns, normed_into
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
+from saccade.ops.layer_norm import prenorm, trainable_norm
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed, so there is no kernel to compare")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU the kernels run in Triton's interpreter
@@ -27,10 +28,11 @@ def maps(*shape: int, dtype=HALF) -> torch.Tensor:
 def taken(monkeypatch):
     """As on a GPU; and how often the function was called."""
     calls = []
-    for module in (layers, batch_norm, forget, norm):
+    for module in (layers, batch_norm):
         monkeypatch.setattr(module, "suits", lambda *_: True)
     monkeypatch.setattr(layers, "feed_forward", lambda *given, run=layers.feed_forward: calls.append(1) or run(*given))
-    return calls
+    with ops.interpreted():
+        yield calls
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -68,7 +70,7 @@ def test_learns_with_the_norm_before_it(kind, act_first, autocast, taken):
     parts[1].to(dtype)
     x, g = maps(2, 8, 5, 7).requires_grad_(), maps(2, 8, 5, 7)
     with torch.autocast(DEVICE, HALF, enabled=autocast):
-        y = normed_into(*parts, x)
+        y = prenorm(*parts, x)
     assert taken == [1]
     found = torch.autograd.grad(y, [x, *parts.parameters()], g)
     x64 = x.detach().double().requires_grad_()
@@ -85,7 +87,7 @@ def test_what_the_norm_answers_is_not_kept(kind, taken):
     norm, mlp, x = NORMS[kind](8).to(DEVICE), ConvMlp(8, 16).to(DEVICE, HALF), maps(1, 8, 3, 4).requires_grad_()
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda value: kept.append(value) or value, lambda value: value):
-        normed_into(norm, mlp, x)
+        prenorm(norm, mlp, x)
     alike = [value for value in kept if value.numel() == x.numel()]
     assert [value.data_ptr() for value in alike] == [x.data_ptr()]
 
@@ -94,14 +96,14 @@ def test_a_norm_that_is_listened_to_or_stands_still_is_called(taken):
     mlp, x = ConvMlp(8, 16).to(DEVICE, HALF), maps(2, 8, 3, 4).requires_grad_()
     heard, met = nn.BatchNorm2d(8).to(DEVICE, HALF), []
     heard.register_forward_hook(lambda *_: met.append(1))
-    normed_into(heard, mlp, x)
+    prenorm(heard, mlp, x)
     assert met == [1]
     still = nn.BatchNorm2d(8).to(DEVICE, HALF).eval()
-    assert norm_learns(still, x) is None
-    normed_into(still, mlp, x).float().sum().backward()
+    assert trainable_norm(still, x) is None
+    prenorm(still, mlp, x).float().sum().backward()
     assert int(still.num_batches_tracked) == 0
     mlp.register_forward_hook(lambda *_: met.append(2))
-    normed_into(still.train(), mlp, x)
+    prenorm(still.train(), mlp, x)
     assert met == [1, 2]
 
 

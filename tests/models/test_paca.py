@@ -1,4 +1,4 @@
-"""PaCa-ViT against the authors' implementation in float64 (three parity kits), and its switches."""
+"""PaCa-ViT against the authors' implementation in float64 (three parity kits), and its options."""
 
 import pytest
 import torch
@@ -6,8 +6,11 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 import saccade
+from saccade import ops
 from saccade.models.checkpoint import CheckpointError, identify
+from saccade.ops._launch import record_specializations
 from tests.models import slow_paca
+from tests.ops.compare import DEVICE, kernels_allowed, needs_triton, randn
 from tests.parity import kit
 from tests.parity.fill import fill
 
@@ -17,16 +20,17 @@ KITS = {
     "pacavit_convmixer_small_100": "paca_ec_small",
 }
 TEACHER = "pacavit_convmixer_small_100"
+NORMS = {"pacavit_tiny_p2cconv_100_0": 229, "pacavit_small_p2cmlp_100_0": 392, TEACHER: 447}  # gradients in the kits
 
 
 def official(variant: str) -> dict[str, torch.Tensor]:
-    """The authors' tensors in float64, the parameters ready for a gradient."""
+    """The authors' tensors in float64; parameters require a gradient."""
     kinds = {name: kind for name, _, _, kind in kit.keys(variant)}
-    found = {}
+    tensors = {}
     for name, value in kit.weights(variant).items():
         value = value.double() if value.is_floating_point() else value
-        found[name] = value.requires_grad_() if kinds[name] == "param" else value
-    return found
+        tensors[name] = value.requires_grad_() if kinds[name] == "param" else value
+    return tensors
 
 
 def build(variant: str) -> torch.nn.Module:
@@ -35,39 +39,39 @@ def build(variant: str) -> torch.nn.Module:
 
 @pytest.fixture(scope="module", params=KITS)
 def run(request):
-    """One pass over the kit's batch, forward and backward, the gradients taken on the authors' own tensors."""
-    variant, found = request.param, {}
+    """Forward and backward of the kit's batch, with gradients of the authors' own tensors."""
+    variant, outputs = request.param, {}
     model, tensors = build(variant), official(variant)
     converted = saccade.convert_official(tensors, KITS[variant])
 
-    def keep(name, choose=lambda output: output):
-        return lambda module, inputs, output: found.__setitem__(name, choose(output).detach())
+    def save(name, choose=lambda output: output):
+        return lambda module, inputs, output: outputs.__setitem__(name, choose(output).detach())
 
-    model.stem.register_forward_hook(keep("stem"))
+    model.stem.register_forward_hook(save("stem"))
     for i, stage in enumerate(model.stages, start=1):
         first = stage.blocks[0]
-        stage.register_forward_hook(keep(f"stage{i}"))
-        first.register_forward_hook(keep(f"block/stage{i}.0", lambda output: output[0].flatten(2).transpose(1, 2)))
-        first.attn.register_forward_hook(keep(f"attn/stage{i}.0"))
+        stage.register_forward_hook(save(f"stage{i}"))
+        first.register_forward_hook(save(f"block/stage{i}.0", lambda output: output[0].flatten(2).transpose(1, 2)))
+        first.attn.register_forward_hook(save(f"attn/stage{i}.0"))
         first.attn.register_forward_hook(
-            lambda module, inputs, output, i=i: found.__setitem__(f"inputs{i}", (module, inputs))
+            lambda module, inputs, output, i=i: outputs.__setitem__(f"inputs{i}", (module, inputs))
         )
     if model.teacher is not None:
         for i, stage in enumerate(model.teacher.stages, start=1):
-            stage.register_forward_hook(keep(f"teacher/stage{i}", lambda output: output.flatten(2).transpose(1, 2)))
+            stage.register_forward_hook(save(f"teacher/stage{i}", lambda output: output.flatten(2).transpose(1, 2)))
         for i, down in enumerate(model.teacher.pyramid):
-            down.register_forward_hook(keep(f"teacher/fpn{3 - i}"))
+            down.register_forward_hook(save(f"teacher/fpn{3 - i}"))
     images = kit.images("224").requires_grad_()
     with saccade.record(model) as traces:
         logits = functional_call(model, converted, (images,))
-        found["maps"] = {i: attention_map(converted, i, *found.pop(f"inputs{i}")) for i in (1, 2, 3, 4)}
+        outputs["maps"] = {i: attention_map(converted, i, *outputs.pop(f"inputs{i}")) for i in (1, 2, 3, 4)}
     loss = kit.loss(logits)
     loss.backward()
-    return variant, tensors, images, logits.detach(), loss.detach(), found, traces
+    return variant, tensors, images, logits.detach(), loss.detach(), outputs, traces
 
 
 def attention_map(converted, stage, attention, inputs):
-    """The weights of a first block's attention (B, heads, N, M), which the fused kernel never writes down."""
+    """The attention of a first block (B, heads, N, M), which the fused kernel does not return."""
     tensors = {
         name: converted[f"stages.{stage - 1}.blocks.0.attn.{name}"].detach() for name, _ in attention.named_parameters()
     }
@@ -88,8 +92,8 @@ def test_logits_at_224(run):
 
 
 def test_stages_blocks_and_teacher(run):
-    variant, _, _, _, _, found, _ = run
-    summaries = {name: value for name, value in found.items() if name != "maps"}
+    variant, _, _, _, _, outputs, _ = run
+    summaries = {name: value for name, value in outputs.items() if name != "maps"}
     assert len(summaries) == (20 if variant == TEACHER else 13)
     for name, value in summaries.items():
         kit.check_summary(variant, name, value)
@@ -109,8 +113,8 @@ def test_recorded_assignments(run):
 
 
 def test_attention_maps(run):
-    variant, _, _, _, _, found, _ = run
-    for stage, attention in found["maps"].items():
+    variant, _, _, _, _, outputs, _ = run
+    for stage, attention in outputs["maps"].items():
         assert kit.error(attention[0, :2, :8, :16], kit.golden(variant)[f"map/stage{stage}.0"]) <= kit.FLOAT64
 
 
@@ -124,9 +128,9 @@ def test_gradients(run):
     norms = kit.gradient_norms(variant)
     for name, norm in norms.items():
         assert abs(tensors[name].grad.norm().item() / norm - 1) <= kit.FLOAT64, name
-    silent = {name for name, value in tensors.items() if value.requires_grad} - set(norms)
-    assert all(name.endswith(".bias") for name in silent)  # a softmax does not see them
-    assert len(norms) > 200
+    unchecked = {name for name, value in tensors.items() if value.requires_grad} - set(norms)
+    assert all(name.endswith(".bias") for name in unchecked)  # a softmax is invariant to them
+    assert len(norms) == NORMS[variant]
 
 
 @pytest.mark.parametrize("variant", KITS)
@@ -149,7 +153,7 @@ def test_logits_in_float32_are_within_float32_rounding():
 
 def test_training_statistics_of_the_teacher():
     model, tensors = build(TEACHER).train(), official(TEACHER)
-    with torch.no_grad():  # BatchNorm writes into the authors' own buffers, which the converter hands through
+    with torch.no_grad():  # BatchNorm writes into the authors' own buffers, which the converter passes on
         logits = functional_call(model, saccade.convert_official(tensors, "paca_ec_small"), (kit.images("224"),))
     assert kit.error(logits, kit.golden(TEACHER)["train_bn/logits"]) <= kit.FLOAT64
     buffers = [name for name, _, _, kind in kit.keys(TEACHER) if kind == "buffer"]
@@ -158,8 +162,8 @@ def test_training_statistics_of_the_teacher():
 
 
 @pytest.mark.parametrize("variant", KITS)
-def test_the_reference_spells_and_computes_the_kits(variant):
-    """What the tests below lean on, for the variants no kit has."""
+def test_reference_matches_the_kits(variant):
+    """The tests below rely on the reference for variants without a kit."""
     size = slow_paca.VARIANTS[variant]
     assert slow_paca.official_keys(**size) == kit.keys(variant)
     with torch.no_grad():
@@ -170,7 +174,7 @@ def test_the_reference_spells_and_computes_the_kits(variant):
 
 BASE = dict(dims=(96, 192, 384, 512), depths=(3, 3, 18, 3), heads=(2, 4, 8, 16), clusters=(100, 100, 100, 0))
 SMALL = slow_paca.TINY | dict(depths=(3, 3, 10, 3))
-UNSEEN = [  # our name, its switches, the same in the reference's words
+WITHOUT_KIT = [  # our name, its options, the same for the reference
     ("paca_small", {}, SMALL),
     pytest.param("paca_base", {}, BASE, marks=pytest.mark.slow),
     ("paca_ec_tiny", {}, slow_paca.TINY | dict(depths=(2, 2, 2, 2), clusters=(100,) * 4, teacher=(2, 2, 2, 2))),
@@ -180,16 +184,18 @@ UNSEEN = [  # our name, its switches, the same in the reference's words
         BASE | dict(depths=(3, 3, 16, 3), clusters=(100,) * 4, teacher=(2, 2, 4, 2)),
         marks=pytest.mark.slow,
     ),
-    ("paca_small", dict(where="block", clusters=(100,) * 4), SMALL | dict(every=1, clusters=(100,) * 4)),
-    ("paca_mlp_small", dict(where=2), SMALL | dict(every=2, clustering="mlp")),
+    ("paca_small", dict(clustering_scope="block", clusters=(100,) * 4), SMALL | dict(every=1, clusters=(100,) * 4)),
+    ("paca_mlp_small", dict(clustering_scope=2), SMALL | dict(every=2, clustering="mlp")),
     ("paca_small", dict(clusters=(49, 64, 81, 100)), SMALL | dict(clusters=(49, 64, 81, 100))),
     ("paca_tiny", dict(clusters=(0, 0, 0, 0)), slow_paca.TINY | dict(clusters=(0, 0, 0, 0))),
     ("paca_tiny", dict(clusters=(1, 0, 2, 0), num_classes=3), slow_paca.TINY | dict(clusters=(1, 0, 2, 0), classes=3)),
 ]
 
 
-@pytest.mark.parametrize(("name", "switches", "size"), UNSEEN, ids=lambda value: value if type(value) is str else "")
-def test_variants_without_a_kit_convert_and_agree_with_the_equations(name, switches, size):
+@pytest.mark.parametrize(
+    ("name", "switches", "size"), WITHOUT_KIT, ids=lambda value: value if type(value) is str else ""
+)
+def test_variants_without_a_kit_match_the_reference(name, switches, size):
     tensors = fill(slow_paca.official_keys(**size))
     model = saccade.create_model(name, **switches)
     report = saccade.load_checkpoint(model, {"state_dict": {f"module.{key}": tensors[key] for key in tensors}})
@@ -201,40 +207,41 @@ def test_variants_without_a_kit_convert_and_agree_with_the_equations(name, switc
 
 
 @pytest.mark.parametrize("variant", KITS)
-def test_a_detectors_file_loads_into_features(variant):
-    """mmdetection's layout: `backbone.` in front, no classifier, other parts beside it."""
+def test_a_detector_checkpoint_loads_into_features_only(variant):
+    """mmdetection's layout: keys with the prefix `backbone.`, no classifier, other modules."""
     weights = {f"backbone.{key}": value for key, value in kit.weights(variant).items() if not key.startswith("head.")}
     model = saccade.create_model(KITS[variant], features_only=True).eval()
     report = saccade.load_checkpoint(model, {"state_dict": weights | {"neck.conv.weight": torch.ones(1)}})
     assert (report.new, report.ignored) == ({}, ())
-    whole = saccade.create_model(KITS[variant]).eval()
-    saccade.load_checkpoint(whole, kit.weights(variant))
+    classifier = saccade.create_model(KITS[variant]).eval()
+    saccade.load_checkpoint(classifier, kit.weights(variant))
     images = kit.images("160x256").float()[:, :, :96, :64]
     with torch.no_grad():
-        _, expected = whole.forward_intermediates(images)
-        for level, same in zip(model(images), expected, strict=True):
-            assert torch.equal(level, same)
+        _, expected = classifier.forward_intermediates(images)
+        for level, reference in zip(model(images), expected, strict=True):
+            assert torch.equal(level, reference)
 
 
 @pytest.mark.parametrize(
     "variant", [TEACHER, *(pytest.param(name, marks=pytest.mark.slow) for name in KITS if name != TEACHER)]
 )
-def test_a_checkpoint_says_which_model_it_is(variant):
+def test_identify_names_the_model_of_a_checkpoint(variant):
     assert identify(kit.weights(variant)) == (KITS[variant], 1000)
 
 
-def test_another_number_of_clusters_renews_only_their_scores():
-    """Section 3.2.4 and PACA-39: 100 -> 200 for ADE20k."""
+@pytest.mark.shows("PACA-39")
+def test_another_number_of_clusters_reinitialises_only_their_scores():
+    """PaCa Sec. 3.2.4: from 100 to 200 for ADE20k."""
     weights = kit.weights("pacavit_tiny_p2cconv_100_0")
     model = saccade.create_model("paca_tiny", clusters=(200, 100, 200, 0))
-    fresh = {name: value.clone() for name, value in model.state_dict().items()}
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
     report = saccade.load_checkpoint(model, weights)
     scores = {f"stages.{i}.blocks.0.tokenizer.clustering.to_score.weight" for i in (0, 2)}
     assert set(report.new) == scores
     assert set(report.new.values()) == {"200 clusters here, 100 in the checkpoint"}
     converted = saccade.convert_official(weights, "paca_tiny")
     for name, value in model.state_dict().items():
-        assert torch.equal(value, fresh[name] if name in scores else converted[name]), name
+        assert torch.equal(value, initial[name] if name in scores else converted[name]), name
     assert model.eval()(torch.randn(1, 3, 64, 64)).isfinite().all()
 
 
@@ -249,13 +256,13 @@ def test_another_number_of_clusters_with_a_teacher_or_features_only():
     assert set(report.new) == {f"stages.1.blocks.0.tokenizer.clustering.to_score.{kind}" for kind in ("weight", "bias")}
 
 
-def test_other_options_are_an_error_that_leaves_the_model():
+def test_a_checkpoint_of_other_options_raises():
     model = saccade.create_model("paca_nano", clusters=(8, 8, 8, 0))
     with pytest.raises(CheckpointError, match="paca_nano"):
         saccade.load_checkpoint(model, saccade.create_model("paca_nano", clusters=(8, 8, 8, 8)).state_dict())
 
 
-def test_permuting_the_clusters_changes_nothing():
+def test_logits_are_invariant_to_the_order_of_clusters():
     torch.manual_seed(0)
     model, images = saccade.create_model("paca_nano", num_classes=9).double().eval(), torch.randn(2, 3, 64, 48).double()
     with torch.no_grad():
@@ -267,38 +274,40 @@ def test_permuting_the_clusters_changes_nothing():
 
 
 @pytest.mark.parametrize("clustering", ["conv", "mlp", "linear"])
-def test_one_cluster_tells_every_pixel_the_same(clustering):
+def test_one_cluster_gives_every_pixel_the_same_update(clustering):
     torch.manual_seed(0)
     model = saccade.create_model("paca_nano", clusters=(1, 1, 1, 1), clustering=clustering).double().eval()
-    heard = []
+    updates = []
     for stage in model.stages:
-        stage.blocks[-1].attn.register_forward_hook(lambda module, inputs, output: heard.append(output))
+        stage.blocks[-1].attn.register_forward_hook(lambda module, inputs, output: updates.append(output))
     with torch.no_grad():
         model(torch.randn(2, 3, 64, 48).double())
-    assert len(heard) == 4
-    for pixels in heard:
+    assert len(updates) == 4
+    for pixels in updates:
         torch.testing.assert_close(pixels, pixels[:, :1].expand_as(pixels), rtol=1e-12, atol=1e-12)
         assert pixels.shape[1] == 1 or (pixels[0] - pixels[1]).abs().max() > 1e-6  # but not every image
 
 
-@pytest.mark.parametrize(("where", "blocks"), [("stage", [0]), ("block", [0, 1, 2, 3, 4]), (2, [0, 2, 4])])
-def test_where_decides_who_computes_and_reports(where, blocks):
-    model = saccade.create_model("paca_nano", clusters=(0, 0, 6, 0), where=where).eval()
+@pytest.mark.parametrize("keyword", ["clustering_scope", "where"])
+@pytest.mark.parametrize(("scope", "blocks"), [("stage", [0]), ("block", [0, 1, 2, 3, 4]), (2, [0, 2, 4])])
+@pytest.mark.shows("PACA-10", "PACA-11", "PACA-13")
+def test_clustering_scope_decides_which_blocks_compute_and_report(scope, blocks, keyword):
+    model = saccade.create_model("paca_nano", clusters=(0, 0, 6, 0), **{keyword: scope}).eval()
     with saccade.record(model) as traces:
         logits = model(torch.randn(1, 3, 64, 96))
     assert [trace.name for trace in traces] == [f"stages.2.blocks.{block}" for block in blocks]
     for trace in traces:
         assert trace.maps().shape == (1, 6, 4, 6)
         assert trace.tokens.shape == (1, 6, 128)
-        (gradient,) = torch.autograd.grad(logits[0, 0], trace.scores, retain_graph=True)  # for explanations by gradient
+        (gradient,) = torch.autograd.grad(logits[0, 0], trace.scores, retain_graph=True)
         assert gradient.abs().max() > 0
 
 
-def test_a_teacher_of_your_own():
-    """PACA-25: any network that scores the pixels of the stem's map can stand in its place."""
+@pytest.mark.shows("PACA-25")
+def test_the_teacher_can_be_another_network():
 
     class Rows(torch.nn.Module):
-        """Two clusters, the upper and the lower half of every stage; nothing to add."""
+        """Two clusters, the upper and the lower half of every stage; no features to add."""
 
         def forward(self, features):
             scores = []
@@ -322,7 +331,7 @@ def test_a_teacher_of_your_own():
     [dict(norm="post"), dict(norm="sub"), dict(layer_scale=0.1), dict(position="ape", img_size=32)],
     ids=lambda switches: next(iter(switches)) + "_" + str(next(iter(switches.values()))),
 )
-def test_optional_parts_stand_where_they_should_and_learn(switches):
+def test_optional_parts_are_added_and_trained(switches):
     torch.manual_seed(0)
     plain = saccade.create_model("paca_nano", num_classes=3)
     model = saccade.create_model("paca_nano", num_classes=3, **switches)
@@ -333,22 +342,22 @@ def test_optional_parts_stand_where_they_should_and_learn(switches):
     assert all(model.get_parameter(name).grad.abs().max() > 0 for name in added)
 
 
-def test_layer_scale_of_one_changes_nothing_and_of_nearly_zero_silences_the_blocks():
-    images, answers = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0)), {}
+def test_layer_scale_of_one_is_the_identity_and_of_nearly_zero_removes_the_blocks():
+    images, logits = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0)), {}
     for value in (None, 1.0, 1e-12):
         torch.manual_seed(0)
         model = saccade.create_model("paca_nano", num_classes=3, layer_scale=value).eval()
         with torch.no_grad():
-            answers[value] = model(images)
-    torch.testing.assert_close(answers[None], answers[1.0])
+            logits[value] = model(images)
+    torch.testing.assert_close(logits[None], logits[1.0])
     model.stages[0].blocks = torch.nn.ModuleList()
     model.stages[2].blocks = torch.nn.ModuleList()
     with torch.no_grad():
-        torch.testing.assert_close(model(images), answers[1e-12])
+        torch.testing.assert_close(model(images), logits[1e-12])
 
 
-def test_post_norm_bounds_what_a_branch_adds():
-    """Behind a LayerNorm of scale 1, an update has mean square 1 at every pixel, however large the branch."""
+def test_post_norm_bounds_the_update_of_a_branch():
+    """After a LayerNorm of scale 1, an update has mean square 1 at every pixel, however large the branch's output."""
     model = saccade.create_model("paca_nano", norm="post").eval()
     updates = []
     for stage in model.stages:
@@ -368,24 +377,26 @@ def test_post_norm_bounds_what_a_branch_adds():
         (dict(clusters=(100, 100, 100)), "clusters must be 4 numbers"),
         (dict(clusters=(1, 1, 1, -1)), "clusters must be 4 numbers"),
         (dict(clusters=100), "clusters must be 4 numbers"),
-        (dict(depths=(1, 1)), "depths must be 4 numbers, one a stage"),
-        (dict(heads=2), "heads must be 4 numbers, one a stage; got 2"),
+        (dict(depths=(1, 1)), "depths must be 4 numbers, one .* stage"),
+        (dict(heads=2), "heads must be 4 numbers, one .* stage; got 2"),
         (dict(clustering="kmeans"), "clustering must be one of conv, mlp, linear; got 'kmeans'"),
-        (dict(where="layer"), "where must be 'stage', 'block' or a number"),
-        (dict(where=0), "where must be 'stage', 'block' or a number"),
+        (dict(clustering_scope="layer"), "clustering_scope must be 'stage', 'block' or a number"),
+        (dict(where=0), "clustering_scope must be 'stage', 'block' or a number"),
+        (dict(where="block", clustering_scope="block"), "Pass clustering_scope alone"),
         (dict(norm="both"), "norm must be one of pre, post, sub"),
         (dict(position="rope"), "position must be one of none, ape"),
-        (dict(teacher=(1, 1, 1, 1), where="block"), "leave where='stage'"),
+        (dict(teacher=(1, 1, 1, 1), where="block"), "Leave clustering_scope at 'stage'"),
         (dict(heads=(3, 2, 4, 6)), "width 32 does not divide into 3 heads"),
     ],
 )
-def test_a_wrong_switch_is_named(switches, message):
+def test_a_wrong_option_raises_an_error_that_names_it(switches, message):
     with pytest.raises(ValueError, match=message):
         saccade.create_model("paca_nano", **switches)
 
 
-def test_weights_start_as_the_authors_start_them():
-    """PACA-33; what they write as 1x1 convolutions starts as a convolution, though it is a linear layer here."""
+@pytest.mark.shows("PACA-33")
+def test_initial_weights_have_the_standard_deviations_of_the_authors_code():
+    """1x1 convolutions of the authors are initialised as convolutions, though they are linear layers here."""
     torch.manual_seed(0)
     model = saccade.create_model("paca_ec_tiny")
     onsite = saccade.create_model("paca_tiny").stages[2].blocks[0].tokenizer.clustering
@@ -408,38 +419,37 @@ def test_weights_start_as_the_authors_start_them():
 
 
 @pytest.mark.parametrize("options", [{}, {"norm": "post"}, {"norm": "sub", "layer_scale": 0.5}, {"clustering": "mlp"}])
-def test_sums_left_to_their_norms_are_the_same(options):
-    """A stage that carries what is still to be added from block to block, as compilers and kernels have it."""
+def test_blocks_are_the_residual_sums_written_out(options):
     torch.manual_seed(0)
-    model = saccade.create_model("paca_nano", num_classes=5, drop_path_rate=0.0, **options).double()
+    model = saccade.create_model("paca_nano", num_classes=5, **options).double()
     features = model.forward_stem(torch.randn(2, 3, 64, 64, dtype=torch.float64))
     for stage in model.stages:
-        merged = stage.merge(features)
+        merged = expected = stage.merge(features)
+        link = None
+        for block in stage.blocks:
+            normed = block.norm1(expected)
+            inputs = (normed.flatten(2).transpose(1, 2),)
+            if block.tokenizer is not None:
+                tokens, link, *_ = block.tokenizer(normed, link)
+                inputs += (tokens,)
+            update = block.attn(*inputs).transpose(1, 2).unflatten(2, normed.shape[2:])
+            expected = expected + block.scale1(block.post_norm1(update))
+            expected = expected + block.scale2(block.post_norm2(block.mlp(block.norm2(expected))))
         for added in (None, torch.randn_like(merged)):
-            features_there = stage(features, None, added)
-            torch.testing.assert_close(stage.over_pixels(merged, None, added), features_there)
-        features = features_there
+            torch.testing.assert_close(
+                stage(features, None, added), stage.norm(expected if added is None else expected + added)
+            )
+        features = stage(features)
 
 
-def test_a_stage_somebody_listens_to_calls_its_blocks():
-    model = saccade.create_model("paca_nano", num_classes=5).eval()
-    stage, heard = model.stages[0], []
-    features = model.forward_stem(torch.randn(1, 3, 64, 64))
-    hook = stage.blocks[0].register_forward_hook(lambda *_: heard.append(1))
-    assert not stage.goes_over_pixels(features)
-    stage(features)
-    hook.remove()
-    assert heard == [1]
-
-
-def test_inference_by_kernels_goes_over_pixels(monkeypatch):
-    """Where the kernels take a map, the whole model answers as before."""
+@needs_triton
+def test_inference_with_kernels_gives_the_same_logits():
     torch.manual_seed(0)
-    model = saccade.create_model("paca_nano", num_classes=5).eval()
-    images = torch.randn(1, 3, 64, 64)
+    model = saccade.create_model("paca_nano", num_classes=5, depths=(1, 1, 2, 1)).to(DEVICE).eval()
+    images = randn(1, 3, 64, 64)
     with torch.no_grad():
-        plain = model(images)
-        monkeypatch.setattr("saccade.models.paca.fits_map", lambda features: True)
-        assert model.stages[0].goes_over_pixels(images)
-        torch.testing.assert_close(model(images), plain)
-    assert not model.stages[0].goes_over_pixels(images)  # it may learn
+        with ops.enabled(False):
+            expected = model(images)
+        with kernels_allowed(), record_specializations() as compiled:
+            torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-5)
+    assert {"_add_norm_kernel", "_norm_kernel"} <= {specialization.kernel for specialization in compiled}

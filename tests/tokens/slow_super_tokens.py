@@ -1,4 +1,4 @@
-"""Super token attention the slow way, with `unfold` and `fold` copies of the map: the reference for speed and truth."""
+"""Super token attention with `unfold` and `fold` copies of the features: the reference for results and speed."""
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +12,13 @@ def unfold9(tokens: Tensor) -> Tensor:
     return F.unfold(tokens, 3, padding=1).unflatten(1, (tokens.shape[1], 9))
 
 
-def fold9(sent: Tensor, rows: int, columns: int) -> Tensor:
+def fold9(parts: Tensor, rows: int, columns: int) -> Tensor:
     """(B, C, 9, rows * columns) -> sums (B, C, rows, columns)."""
-    return F.fold(sent.flatten(1, 2), (rows, columns), 3, padding=1)
+    return F.fold(parts.flatten(1, 2), (rows, columns), 3, padding=1)
 
 
 def slow_attention(module: SuperTokenAttention, features: Tensor) -> Tensor:
-    """What `module` computes, with the association written as Algorithm 1 of the paper writes it."""
+    """The output of `module`, with the association as in Algorithm 1 of the paper."""
     cell, (_, dim, height, width) = module.tokenizer.cell, features.shape
     features = F.pad(features, (0, -width % cell, 0, -height % cell))
     rows, columns = features.shape[2] // cell, features.shape[3] // cell
@@ -31,10 +31,10 @@ def slow_attention(module: SuperTokenAttention, features: Tensor) -> Tensor:
             association = (cells @ near * dim**-0.5).softmax(-1)  # (B, m, P, 9)
             weight = fold9(association.sum(2).permute(0, 2, 1)[:, None], rows, columns)  # (B, 1, rows, columns)
             if i + 1 < module.tokenizer.iterations:
-                sent = (cells.transpose(2, 3) @ association).permute(0, 2, 3, 1)
-                tokens = fold9(sent, rows, columns) / (weight + 1e-12)
-    sent = (cells.transpose(2, 3) @ association).permute(0, 2, 3, 1)  # (B, C, 9, m)
-    tokens = fold9(sent, rows, columns) / (weight + 1e-12)
+                parts = (cells.transpose(2, 3) @ association).permute(0, 2, 3, 1)
+                tokens = fold9(parts, rows, columns) / (weight + 1e-12)
+    parts = (cells.transpose(2, 3) @ association).permute(0, 2, 3, 1)  # (B, C, 9, m)
+    tokens = fold9(parts, rows, columns) / (weight + 1e-12)
     tokens = module.attention(tokens.flatten(2).transpose(1, 2)).transpose(1, 2).unflatten(2, (rows, columns))
     near = unfold9(tokens).permute(0, 3, 1, 2)  # (B, m, C, 9)
     pixels = (near @ association.transpose(2, 3)).permute(0, 2, 3, 1).flatten(1, 2)  # (B, C * P, m)

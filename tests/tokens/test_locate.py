@@ -1,4 +1,4 @@
-"""Tokens back on a grid: the location bias in closed form, and attention written out."""
+"""Location attention: the bias in closed form, and attention written out."""
 
 import pytest
 import torch
@@ -18,8 +18,8 @@ def scene():
     return features, tokens, regions
 
 
-def test_bias_is_the_closed_form(scene):
-    """SF-72, pixel by pixel."""
+@pytest.mark.shows("SF-72")
+def test_bias_matches_the_closed_form(scene):
     _, _, regions = scene
     bias = location_bias(regions, HEIGHT, WIDTH)
     for b, (row, column), m in ((0, (0, 0), 0), (1, (5, 8), 4), (0, (2, 7), 3), (1, (3, 1), 2)):
@@ -29,32 +29,33 @@ def test_bias_is_the_closed_form(scene):
         assert bias[b, row * WIDTH + column, m].item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_bias_is_zero_at_the_centre_and_falls_slower_around_broad_regions():
+@pytest.mark.shows("SF-72")
+def test_bias_is_zero_at_the_centre_and_falls_slower_around_large_regions():
     centre = [(4 + 0.5) / WIDTH, (2 + 0.5) / HEIGHT]
     regions = torch.tensor([[[c - s / 2 for c in centre] + [c + s / 2 for c in centre] for s in (0.2, 0.8)]])
     bias = location_bias(regions, HEIGHT, WIDTH)[0]
-    at = 2 * WIDTH + 4
-    torch.testing.assert_close(bias[at], torch.zeros(2), atol=1e-10, rtol=0)
-    away = torch.arange(HEIGHT * WIDTH) != at
-    assert (bias[away] < 0).all()
-    assert (bias[away, 1] > bias[away, 0]).all()
+    pixel = 2 * WIDTH + 4
+    torch.testing.assert_close(bias[pixel], torch.zeros(2), atol=1e-10, rtol=0)
+    other = torch.arange(HEIGHT * WIDTH) != pixel
+    assert (bias[other] < 0).all()
+    assert (bias[other, 1] > bias[other, 0]).all()
 
 
-def test_a_region_without_size_is_finite():
+def test_bias_of_an_empty_region_is_finite():
     assert location_bias(torch.full((1, 1, 4), 0.5), HEIGHT, WIDTH).isfinite().all()
 
 
-def test_a_pixel_takes_the_token_that_looks_at_it():
+def test_a_pixel_takes_the_token_of_its_region():
     corners = torch.tensor([[0.0, 0.0, 0.2, 0.2], [0.8, 0.8, 1.0, 1.0]])[None]
     tokens = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
     dense = locate(tokens, corners, 16, 16)
     torch.testing.assert_close(dense[0, :, 0, 0], tokens[0, 0])
     torch.testing.assert_close(dense[0, :, -1, -1], tokens[0, 1])
-    torch.testing.assert_close(dense[0].sum(0), torch.ones(16, 16))  # shares sum to 1 everywhere
+    torch.testing.assert_close(dense[0].sum(0), torch.ones(16, 16))  # weights sum to 1 everywhere
 
 
-def test_attention_is_the_formula_of_the_appendix(scene):
-    """SF-71: softmax(Q Kᵀ / √d + B) V."""
+@pytest.mark.shows("SF-71")
+def test_attention_matches_softmax_with_location_bias(scene):
     features, tokens, regions = scene
     attention = LocationAttention(4, 8).double()
     for parameter in attention.parameters():
@@ -65,7 +66,7 @@ def test_attention_is_the_formula_of_the_appendix(scene):
     torch.testing.assert_close(attention(features, tokens, regions), expected)
 
 
-def test_attention_starts_as_location_alone(scene):
+def test_initial_attention_is_close_to_location_alone(scene):
     features, tokens, regions = scene
     dense = LocationAttention(4, 8).double()(features, tokens, regions)
     torch.testing.assert_close(dense, locate(tokens, regions, HEIGHT, WIDTH), atol=0.02, rtol=0)

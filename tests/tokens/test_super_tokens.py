@@ -1,4 +1,4 @@
-"""Super tokens against their equations: dense, sparse, padded, at the border, and back."""
+"""Super tokens against the equations of the paper: dense, sparse, padded, at the border."""
 
 import pytest
 import torch
@@ -12,24 +12,25 @@ from tests.tokens.slow_super_tokens import slow_attention
 sizes = st.integers(1, 21)
 
 
-def map_of(height, width, dim=6, batch=2, seed=0):
+def random_features(height, width, dim=6, batch=2, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, dim, height, width, generator=generator, dtype=torch.float64)
 
 
 @given(height=sizes, width=sizes, cell=st.integers(2, 5))
 @settings(max_examples=25, deadline=None)
-def test_cells_are_the_map_again(height, width, cell):
-    features = map_of(height, width)
+def test_from_cells_inverts_to_cells(height, width, cell):
+    features = random_features(height, width)
     assert torch.equal(from_cells(to_cells(features, cell), cell, height, width), features)
 
 
+@pytest.mark.shows("SVIT-05", "SVIT-06", "SVIT-10", "SVIT-11", "SVIT-12")
 @given(height=sizes, width=sizes, cell=st.integers(2, 5), iterations=st.integers(1, 3), seed=st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
-def test_equals_unfold_and_fold_at_any_size(height, width, cell, iterations, seed):
+def test_attention_matches_unfold_and_fold_at_any_size(height, width, cell, iterations, seed):
     torch.manual_seed(seed)
     module = SuperTokenAttention(8, 2, SuperTokenizer(cell, iterations)).double()
-    features = map_of(height, width, 8, seed=seed).requires_grad_()
+    features = random_features(height, width, 8, seed=seed).requires_grad_()
     fast, slow = module(features), slow_attention(module, features)
     torch.testing.assert_close(fast, slow)
     weight = torch.randn_like(fast)
@@ -41,10 +42,11 @@ def test_equals_unfold_and_fold_at_any_size(height, width, cell, iterations, see
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.shows("SVIT-03", "SVIT-04", "SVIT-08", "SVIT-09", "SVIT-15")
 @pytest.mark.parametrize("mask_border", [False, True])
-def test_sparse_equals_dense_masked_to_the_neighbourhood(mask_border):
-    """SVIT-08, SVIT-09: every pixel against every token, written out from Eq. 5 and 6."""
-    cell, (rows, columns), features = 3, (3, 4), map_of(9, 12)
+def test_sparse_association_matches_dense_masked_to_the_neighbourhood(mask_border):
+    """Every pixel with every token, written out from SViT Eqs. 5, 6 and 11."""
+    cell, (rows, columns), features = 3, (3, 4), random_features(9, 12)
     tokens, association = SuperTokenizer(cell, 1, mask_border)(features)
     pixels = features.permute(0, 2, 3, 1)
     means = pixels.reshape(2, rows, cell, columns, cell, 6).mean((2, 4))
@@ -54,22 +56,22 @@ def test_sparse_equals_dense_masked_to_the_neighbourhood(mask_border):
             scores, inside = [], []
             for i in range(y // cell - 1, y // cell + 2):
                 for j in range(x // cell - 1, x // cell + 2):
-                    there = 0 <= i < rows and 0 <= j < columns
-                    score = (pixels[:, y, x] * means[:, i, j]).sum(-1) * 6**-0.5 if there else torch.zeros(2)
-                    if there or not mask_border:
+                    valid = 0 <= i < rows and 0 <= j < columns
+                    score = (pixels[:, y, x] * means[:, i, j]).sum(-1) * 6**-0.5 if valid else torch.zeros(2)
+                    if valid or not mask_border:
                         scores.append(score.double())
-                        inside.append((i, j) if there else None)
-            for share, place in zip(torch.stack(scores).softmax(0), inside, strict=True):
-                if place:
-                    dense[:, y, x, place[0], place[1]] = share
+                        inside.append((i, j) if valid else None)
+            for weight, token in zip(torch.stack(scores).softmax(0), inside, strict=True):
+                if token:
+                    dense[:, y, x, token[0], token[1]] = weight
     expected = torch.einsum("byxij,byxc->bijc", dense, pixels) / dense.sum((1, 2))[..., None]
     torch.testing.assert_close(tokens, expected)
-    back = torch.einsum("byxij,bijc->bcyx", dense, tokens)
-    torch.testing.assert_close(spread(tokens, association, cell, 9, 12), back)
+    expected = torch.einsum("byxij,bijc->bcyx", dense, tokens)
+    torch.testing.assert_close(spread(tokens, association, cell, 9, 12), expected)
 
 
-def test_maps_show_what_the_model_does_even_at_the_border():
-    tokenizer, features = SuperTokenizer(4), map_of(10, 13)
+def test_maps_are_the_matrix_of_spread_even_at_the_border():
+    tokenizer, features = SuperTokenizer(4), random_features(10, 13)
     output = tokenizer(features)
     trace = tokenizer.trace((features,), output)
     maps = trace.maps()  # (B, M, H, W)
@@ -77,27 +79,28 @@ def test_maps_show_what_the_model_does_even_at_the_border():
     torch.testing.assert_close(
         torch.einsum("bmc,bmyx->bcyx", trace.tokens, maps), spread(output[0], output[1], 4, 10, 13)
     )
-    shares = maps.sum(1)
-    torch.testing.assert_close(shares[:, 4:8, 4:8], torch.ones(2, 4, 4, dtype=torch.float64))  # nine neighbours
-    assert (shares[:, 0, 0] < 0.99).all()  # five of them outside: their share is lost
+    total = maps.sum(1)
+    torch.testing.assert_close(total[:, 4:8, 4:8], torch.ones(2, 4, 4, dtype=torch.float64))  # nine neighbours
+    assert (total[:, 0, 0] < 0.99).all()  # five neighbours are outside, and their part is lost
     own = maps.view(2, 3, 4, 10, 13)
     assert own[0, 0, 0, :4, :4].min() > 0
     assert own[0, 0, 0, 8:, :].max() == 0  # two cells away
 
 
-def test_masked_border_loses_nothing():
-    tokenizer, features = SuperTokenizer(4, mask_border=True), map_of(8, 12)
-    shares = tokenizer.trace((features,), tokenizer(features)).maps().sum(1)
-    torch.testing.assert_close(shares, torch.ones_like(shares))
+@pytest.mark.shows("SVIT-09")
+def test_association_with_masked_border_sums_to_one():
+    tokenizer, features = SuperTokenizer(4, mask_border=True), random_features(8, 12)
+    total = tokenizer.trace((features,), tokenizer(features)).maps().sum(1)
+    torch.testing.assert_close(total, torch.ones_like(total))
 
 
-def test_attention_is_association_times_attention_times_association():
-    """SVIT-16 (Eqs. 14-15): the sparse module is a dense matrix over pixels, applied to the values."""
+@pytest.mark.shows("SVIT-14", "SVIT-16")
+def test_attention_matches_the_dense_product_of_eqs_14_and_15():
     module = SuperTokenAttention(6, 1, SuperTokenizer(2)).double()
     module.attention.proj.weight.data = torch.eye(6, dtype=torch.float64)
     module.attention.proj.bias.data.zero_()
     module.attention.qkv.bias.data.zero_()
-    features = map_of(4, 6, batch=1)
+    features = random_features(4, 6, batch=1)
     trace = module.tokenizer.trace((features,), module.tokenizer(features))
     association = trace.maps().flatten(2)[0].T  # (N, M)
     pixels = features.flatten(2)[0].T  # (N, C)
@@ -108,21 +111,21 @@ def test_attention_is_association_times_attention_times_association():
     torch.testing.assert_close(module(features).flatten(2)[0].T, dense @ pixels @ value.T)
 
 
-def test_zero_iterations_are_the_cell_means_put_back():
-    """SVIT-12."""
-    features = map_of(4, 4, batch=1)
+@pytest.mark.shows("SVIT-02", "SVIT-12")
+def test_zero_iterations_upsample_the_cell_means():
+    features = random_features(4, 4, batch=1)
     tokenizer = SuperTokenizer(2, 0)
     tokens, association = tokenizer(features)
     means = torch.nn.functional.avg_pool2d(features, 2)
     torch.testing.assert_close(tokens.permute(0, 3, 1, 2), means)
-    back = spread(tokens, association, 2, 4, 4)
-    torch.testing.assert_close(back, means.repeat_interleave(2, 2).repeat_interleave(2, 3))
+    upsampled = spread(tokens, association, 2, 4, 4)
+    torch.testing.assert_close(upsampled, means.repeat_interleave(2, 2).repeat_interleave(2, 3))
     own = tokenizer.trace((features,), (tokens, association)).maps()
     assert torch.equal(own.sum(1), torch.ones(1, 4, 4, dtype=torch.float64))
 
 
-def test_flat_colour_areas_become_their_own_tokens():
-    """A map of two vivid halves: after sampling, each token carries the colour of its side only."""
+def test_tokens_do_not_mix_two_flat_areas():
+    """Features of two flat areas, left and right: after sampling, each token has the value of its side only."""
     features = torch.zeros(1, 2, 8, 16)
     features[:, 0, :, :8] = 9
     features[:, 1, :, 8:] = 9
