@@ -285,21 +285,21 @@ if HAS_TRITON:
 
 
 class Learning(NamedTuple):
-    """A norm of the library's as a step of a larger function of autograd's, see `saccade.kernels.feed_forward`."""
+    """A norm of the library's as a step of a larger function of autograd's, see `saccade.ops.mlp`."""
 
     running: tuple[Tensor, Tensor]
     momentum: float
     eps: float
     batches: Tensor | None
 
-    def learn(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """The answer, and what the way back needs beside x."""
         return _learn(x, weight, bias, None, self.running, self.momentum, self.eps, False, False, self.batches)
 
-    def again(self, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> Tensor:
+    def recompute(self, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> Tensor:
         return _again(x, weight, bias, kept)
 
-    def back(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+    def gradients(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
         """Gradients of x, weight and bias."""
         return _differentiate(g, x, weight, bias, kept)[:3]
 

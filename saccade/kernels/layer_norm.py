@@ -213,18 +213,18 @@ if HAS_TRITON:
 
 
 class Learning(NamedTuple):
-    """The norm of channels-last maps as a step of a larger function of autograd's: `saccade.kernels.feed_forward`."""
+    """The norm of channels-last maps as a step of a larger function of autograd's: `saccade.ops.mlp`."""
 
     eps: float
 
-    def learn(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """The answer, and what the way back needs beside x."""
         return _forward(x, weight, bias, self.eps)
 
-    def again(self, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> Tensor:
+    def recompute(self, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> Tensor:
         return _answer(x, weight, bias, self.eps)
 
-    def back(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+    def gradients(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
         """Gradients of x, weight and bias."""
         return _shared(*_gradients(in_order_of(x, g), x, weight, kept), weight)
 

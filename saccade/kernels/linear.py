@@ -1,18 +1,9 @@
-"""A linear layer that learns, in half precision: the gradient of its bias at the memory's speed.
-
-Forward and the two products of backward are the library's. Its sum over the rows of a gradient, hundreds of thousands
-of them of a few hundred channels, takes five times as long as reading them does.
-"""
-
-from collections.abc import Callable
-from functools import wraps
-from typing import Any
+"""Sums over rows, for the kernels of this package; `saccade.ops.linear.column_sum` replaces it."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.kernels import HALVES, HAS_TRITON, in_type
+from saccade.kernels import HAS_TRITON
 from saccade.kernels.launch import Launch, planned
 from saccade.kernels.sizes import parts, power_of_2
 
@@ -58,49 +49,3 @@ def column_sum(rows: Tensor) -> Tensor:
     partial = torch.empty(programs, rows.shape[1], dtype=torch.float32, device=rows.device)
     add_up(rows, partial)
     return partial.sum(0)
-
-
-def without_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward pass whose products are of the types it hands them, inside autocast's context too."""
-
-    @wraps(backward)
-    def run(ctx, g: Tensor):
-        kind = g.device.type
-        if not torch.is_autocast_enabled(kind):  # entering a context costs the host more than asking
-            return backward(ctx, g)
-        with torch.autocast(kind, enabled=False):
-            return backward(ctx, g)
-
-    return run
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.shape, ctx.dtypes = x.shape, (x.dtype, weight.dtype, bias.dtype)
-        rows, weight = in_type(x, dtype).flatten(0, -2), in_type(weight, dtype)
-        ctx.save_for_backward(rows, weight)
-        y = F.linear(rows, weight, in_type(bias, dtype))  # in autocast's own type, so autocast leaves them alone
-        return y.view(*x.shape[:-1], y.shape[1])
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    @without_autocast
-    def backward(ctx, g: Tensor):
-        rows, weight = ctx.saved_tensors
-        g = g.contiguous().flatten(0, -2)
-        to_x, to_weight, to_bias = ctx.dtypes
-        g_x = in_type(torch.mm(g, weight).view(ctx.shape), to_x) if ctx.needs_input_grad[0] else None
-        return g_x, weight_gradient(g, rows, to_weight), in_type(column_sum(g), to_bias), None
-
-
-def weight_gradient(g: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """g (N, D), x (N, C) -> g' x (D, C); on a GPU the product itself answers in float32, where that is wanted."""
-    if dtype == torch.float32 and g.device.type == "cuda" and g.dtype in HALVES:
-        return torch.mm(g.t(), x, out_dtype=dtype)
-    return in_type(torch.mm(g.t(), x), dtype)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """x (…, C) -> (…, D), computed in `dtype`, which is autocast's where that is on."""
-    return _Linear.apply(x, weight, bias, dtype)

@@ -8,11 +8,12 @@ from saccade.kernels import allowed, in_type, learns, suits
 from saccade.kernels import depthwise_wide as wide
 from saccade.kernels.depthwise import depthwise, depthwise_twin
 from saccade.layers.batch_norm import heard
-from saccade.layers.kept import in_form
-from saccade.layers.linear import in_use
 from saccade.layers.residual import conv_act_norm, fits_inference
+from saccade.ops._dispatch import compute_dtype, plain_layer
+from saccade.ops._weights import cached_layout
 
 
+@plain_layer
 class DepthwiseConv(nn.Conv2d):
     """`act` is "", "pre" (y = gelu(x) + conv(gelu(x))) or "post" (y = gelu(x + conv(x))); `shortcut` keeps the sum."""
 
@@ -33,10 +34,10 @@ def wide_conv_gelu(conv: nn.Conv2d, features: Tensor) -> Tensor:
     """gelu(conv(features)), features (B, C, H, W) -> (B, C, H, W); 5x5 and 7x7 by their kernel on a GPU."""
     if fits_wide(conv, features):
         weight, bias = conv.weight, conv.bias
-        features = in_type(features, in_use(features))
+        features = in_type(features, compute_dtype(features))
         taps = None
         if not torch.compiler.is_compiling() and not learns(features, weight, bias):
-            taps = in_form(weight, "taps", lambda: wide.as_taps(weight))
+            taps = cached_layout(weight, "taps", lambda: wide.as_taps(weight))
         return wide.depthwise_wide(features, weight, bias, True, taps)
     return conv_act_norm(conv, features, "gelu") if fits_inference(features, (conv,), ()) else F.gelu(conv(features))
 

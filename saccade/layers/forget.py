@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from saccade.kernels import batch_norm as batch_norms
 from saccade.kernels import layer_norm as layer_norms
 from saccade.kernels import learns, suits
-from saccade.kernels.feed_forward import Norm
 from saccade.layers.batch_norm import heard, learns_fused
-from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm, fits_map
+from saccade.ops._dispatch import is_plain
+from saccade.ops.mlp import TrainableNorm, train_conv_mlp, trains_fused
 
 
 def normed_into(norm: nn.Module, part: Callable, features: Tensor, *rest: Any) -> Any:
     """part(norm(features), *rest); what the norm answers, features (B, C, H, W), is not kept for backward."""
-    if type(part) is ConvMlp and not rest and not heard((part,)) and part.learns_whole(features):
+    if hasattr(part, "act_outside") and not rest and is_plain(part) and trains_fused(features, part):
         learning = norm_learns(norm, features)
         if learning is not None:
-            return part.drop2(part.by_one_function(features, norm, learning))
+            return train_conv_mlp(features, part, norm, learning)
     normed, again = norm_again(norm, features)
     with nullcontext() if again is None else forgotten(normed, again):
         return part(normed, *rest)
@@ -43,7 +43,7 @@ def norm_again(norm: nn.Module, features: Tensor) -> tuple[Tensor, Callable[[], 
     return norm(features), None
 
 
-def norm_learns(norm: nn.Module, features: Tensor) -> Norm | None:
+def norm_learns(norm: nn.Module, features: Tensor) -> TrainableNorm | None:
     """The norm as a step of a larger function that learns, where it can be one."""
     if type(norm) is nn.BatchNorm2d and learns_fused(norm, features):
         running = norm.running_mean, norm.running_var

@@ -12,10 +12,9 @@ from saccade.kernels import norm_relu as kernels
 from saccade.kernels import pool as pooling
 from saccade.kernels.pool import PixelNorm
 from saccade.layers.batch_norm import ChannelAffine, heard, plain
-from saccade.layers.casts import halved
-from saccade.layers.kept import in_form
-from saccade.layers.linear import in_use
 from saccade.layers.norm import adds_inside, bias_norm
+from saccade.ops._dispatch import compute_dtype
+from saccade.ops._weights import cached_layout, cast_weight
 
 NORMS = (nn.BatchNorm2d, ChannelAffine, nn.Identity)  # the last two are what a folded norm leaves
 
@@ -50,7 +49,7 @@ def folds_inside(
     """
     if not isinstance(features, Tensor) or torch.is_grad_enabled() or not torch.compiler.is_compiling():
         return False
-    if not allowed("conv_relu") or not suits(features) or in_use(features) != features.dtype:
+    if not allowed("conv_relu") or not suits(features) or compute_dtype(features) != features.dtype:
         return False
     convs, norms = (*convs, *(shortcut or ())[:1]), (*norms, *(shortcut or ())[1:])
     if any(type(conv) is not nn.Conv2d or not plain_conv(conv) for conv in convs) or heard(convs) or heard(norms):
@@ -131,7 +130,7 @@ def ends_inside(conv: nn.Conv2d, features: Tensor, shortcut: Tensor | None) -> b
     """
     return (
         plain_conv(conv)
-        and in_use(features) == features.dtype
+        and compute_dtype(features) == features.dtype
         and cudnn.suits(features, conv.weight, conv.bias, shortcut)
     )
 
@@ -147,8 +146,8 @@ def conv_norm_relu_pool(
 def convolve(conv: nn.Conv2d, features: Tensor) -> Tensor:
     """The convolution without its bias; the usual stem's over blocks of pixels, in half precision on a GPU."""
     if not over_blocks(conv, features):
-        return conv._conv_forward(features, halved(conv.weight), None)
-    dtype, channels = in_use(features), blocks.wide(conv.out_channels)
+        return conv._conv_forward(features, cast_weight(conv.weight), None)
+    dtype, channels = compute_dtype(features), blocks.wide(conv.out_channels)
     if learns_over_pixels(conv):
         return blocks.stem_conv(features, conv.weight, dtype)
     changes = torch.is_grad_enabled() or torch.compiler.is_compiling()
@@ -158,14 +157,14 @@ def convolve(conv: nn.Conv2d, features: Tensor) -> Tensor:
 
 def fixed_block_weight(weight: Tensor, dtype: torch.dtype, channels: int) -> Tensor:
     """A stem's weight over blocks, without gradient; of a constant made once."""
-    return in_form(weight, ("blocks", dtype, channels), lambda: blocks.block_weight(weight, dtype, channels))
+    return cached_layout(weight, ("blocks", dtype, channels), lambda: blocks.block_weight(weight, dtype, channels))
 
 
 def over_blocks(conv: nn.Conv2d, images: Tensor) -> bool:
     """Whether a stem's convolution runs over blocks of pixels: in half precision on a GPU, where compilers may."""
     if not is_usual_stem(conv) or not suits(images) or images.requires_grad:
         return False
-    dtype = in_use(images)
+    dtype = compute_dtype(images)
     if dtype not in HALVES or not allowed("stem_conv" if learns_over_pixels(conv) else "to_blocks"):
         return False
     return conv.weight.dtype == dtype or torch.is_autocast_enabled(images.device.type)

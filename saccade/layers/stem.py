@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from saccade.kernels import HALVES, allowed, suits
 from saccade.kernels import first_conv as kernels
 from saccade.layers.batch_norm import ChannelAffine, heard
-from saccade.layers.linear import in_use
 from saccade.layers.residual import conv_act_norm, fits_inference, fixed
+from saccade.ops._dispatch import compute_dtype
 
 
 def starts(conv: nn.Module, images: Tensor) -> bool:
@@ -19,7 +19,7 @@ def starts(conv: nn.Module, images: Tensor) -> bool:
         return False
     if not is_first(conv) or heard((conv,)) or images.requires_grad or not allowed("first_conv"):
         return False
-    dtype = in_use(images)
+    dtype = compute_dtype(images)
     return dtype in HALVES and (conv.weight.dtype == dtype or torch.is_autocast_enabled(images.device.type))
 
 
@@ -33,7 +33,7 @@ def is_first(conv: nn.Conv2d) -> bool:
 def first_conv(conv: nn.Conv2d, images: Tensor) -> Tensor:
     """conv(images), images (B, 3, H, W) -> (B, N, H/2, W/2), by whatever suits."""
     if starts(conv, images):
-        return kernels.first_conv(images, conv.weight, conv.bias, in_use(images))
+        return kernels.first_conv(images, conv.weight, conv.bias, compute_dtype(images))
     return conv_act_norm(conv, images) if fits_inference(images, (conv,), ()) else conv(images)
 
 
@@ -49,4 +49,4 @@ def ends_fixed(norm: nn.Module) -> bool:
 def first_conv_gelu_norm(conv: nn.Conv2d, norm: nn.Module, images: Tensor) -> Tensor:
     """norm(gelu(conv(images))), to be asked for where `starts` and `ends_fixed` say so."""
     numbers = None if isinstance(norm, nn.Identity) else fixed(norm)
-    return kernels.first_conv(images, conv.weight, conv.bias, in_use(images), True, numbers)
+    return kernels.first_conv(images, conv.weight, conv.bias, compute_dtype(images), True, numbers)

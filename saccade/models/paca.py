@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from saccade.layers.attention import CrossAttention, SelfAttention
 from saccade.layers.batch_norm import heard
-from saccade.layers.casts import CastsTogether
 from saccade.layers.forget import normed_into
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
 from saccade.layers.mlp import ConvMlp
@@ -201,7 +200,7 @@ class PaCaStage(nn.Module):
         return add_norm(pixels, more, self.norm)[1].permute(0, 3, 1, 2)
 
 
-class PaCa(CastsTogether):
+class PaCa(nn.Module):
     """Four stages of patch-to-cluster blocks on a convolutional stem, in timm's contract.
 
     Args:

@@ -17,6 +17,7 @@ from saccade.layers.depthwise import DepthwiseConv
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.norm import ChannelNorm, TokenNorm
 from saccade.layers.position import AbsolutePosition
+from saccade.ops._weights import install_weight_cast
 
 for step in (check_images, channels_last):  # FX keeps these whole: they branch on shapes and dtypes
     register_notrace_function(step)
@@ -75,6 +76,7 @@ def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model
     )
     if clip:
         model.pretrained_cfg["input_size"] = clip
+    install_weight_cast(model)
     return model
 
 

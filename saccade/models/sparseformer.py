@@ -22,9 +22,8 @@ from timm.models import checkpoint, generate_default_cfgs, register_notrace_func
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from saccade.layers.attention import SelfAttention, attend
+from saccade.layers.attention import SelfAttention
 from saccade.layers.batch_norm import heard
-from saccade.layers.casts import CastsTogether
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
@@ -51,7 +50,6 @@ from saccade.tokens.regions import (
 )
 
 __all__ = ["SparseFormer"]
-register_notrace_function(attend)
 PYRAMID = (4, 8, 16, 32)  # strides of the dense maps
 
 
@@ -210,7 +208,7 @@ class TokenHead(nn.Module):
         return pooled if pre_logits else self.fc(pooled)
 
 
-class SparseFormer(CastsTogether):
+class SparseFormer(nn.Module):
     """Tokens that look at the image where they choose, in timm's contract.
 
     Args:

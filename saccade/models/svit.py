@@ -20,15 +20,13 @@ from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_p
 from timm.models import (
     checkpoint_seq,
     generate_default_cfgs,
-    register_notrace_function,
     register_notrace_module,
 )
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from saccade.layers.attention import SelfAttention, attend
+from saccade.layers.attention import SelfAttention
 from saccade.layers.batch_norm import fused_norm, learns_fused
-from saccade.layers.casts import CastsTogether
 from saccade.layers.depthwise import DepthwiseConv
 from saccade.layers.forget import normed_into
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
@@ -41,7 +39,6 @@ from saccade.models.registry import build, choose, one_a_stage, pretrained_cfg, 
 from saccade.tokens.super_tokens import SuperTokenizer, spread
 
 __all__ = ["SViT"]
-register_notrace_function(attend)
 
 
 class ConvGeluNorm(nn.Module):
@@ -185,7 +182,7 @@ class SViTStage(nn.Module):
         return self.blocks(features)
 
 
-class SViT(CastsTogether):
+class SViT(nn.Module):
     """Four stages of super token blocks on a convolutional stem, in timm's contract.
 
     Args:

@@ -1,7 +1,7 @@
 """VT: visual transformers, a ResNet whose last stage works on a few tokens, arXiv 2006.03677.
 
 group     tokens.visual_tokens.FilterTokenizer, then tokens.visual_tokens.RecurrentTokenizer
-relate    layers.relation.TokenTransformer
+relate    layers.relation.VisualTokenTransformer
 put back  tokens.projector.TokenProjector
 
 There is no authors' code for the classifiers. The paper's equations leave widths, heads, norms and scales open; what
@@ -40,9 +40,8 @@ from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
 from saccade.layers.batch_norm import norm_relu
-from saccade.layers.casts import CastsTogether
 from saccade.layers.grid import channels_last, check_images
-from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, TokenTransformer
+from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, VisualTokenTransformer
 from saccade.layers.residual import (
     conv_norm_relu,
     conv_norm_relu_pool,
@@ -107,7 +106,7 @@ class VTStage(nn.Module):
         return features, tokens
 
 
-class VT(CastsTogether):
+class VT(nn.Module):
     """A ResNet's stem and first three stages, then VT modules, in timm's contract and with timm's names.
 
     Args:
@@ -361,7 +360,7 @@ def make_relation(
 ) -> nn.Module:
     """What relates the tokens of one module; see `relation` of VT."""
     if word == "transformer":
-        return TokenTransformer(dim, num_heads, key_groups, value_groups, norm, drop_path)
+        return VisualTokenTransformer(dim, num_heads, key_groups, value_groups, norm, drop_path)
     if word == "equations":
         return EquationTransformer(dim, dim // 4, drop_path=drop_path)  # VTR-05: the width that costs as much
     if word == "graph":

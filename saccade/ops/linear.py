@@ -333,9 +333,9 @@ def _computes_groups_in_half(vectors: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 def _supports_grouped_linear(vectors: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    _, inputs, outputs = weight.shape
     if not _computes_groups_in_half(vectors, weight) or not vectors.is_contiguous():
         return False
+    _, inputs, outputs = weight.shape
     return 16 <= inputs <= MAX_GROUP_DIM and 16 <= outputs <= MAX_GROUP_DIM
 
 

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from saccade.kernels import allowed, suits
 from saccade.kernels.averages import are_fours, averages, averages_twin
 from saccade.kernels.pixel_softmax import is_held, pixel_softmax, pixel_softmax_twin
-from saccade.layers.casts import halved
 from saccade.layers.depthwise import wide_conv_gelu
 from saccade.layers.grid import to_pixels
-from saccade.layers.linear import Linear, linear_gelu
+from saccade.layers.linear import Linear
 from saccade.layers.norm import TokenNorm
+from saccade.ops._weights import cast_weight
+from saccade.ops.linear import linear_gelu
 from saccade.tokens.trace import AssignmentTrace
 
 
@@ -43,7 +44,7 @@ class ToScore(nn.Linear):
     def forward(self, pixels: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias
         if not torch.jit.is_scripting():
-            weight, bias = halved(weight), halved(bias)
+            weight, bias = cast_weight(weight), cast_weight(bias)
         weight = weight.expand(pixels.shape[0], -1, -1)  # (B, M, C), one memory
         if bias is None:
             return torch.bmm(weight, pixels.transpose(1, 2))
@@ -66,7 +67,7 @@ class ConvClustering(nn.Module):
             return self.to_score(F.gelu(self.mix(hidden)))
         else:
             hidden = to_pixels(wide_conv_gelu(self.conv, features))
-            return self.to_score(linear_gelu(self.mix, hidden))
+            return self.to_score(linear_gelu(hidden, self.mix))
 
 
 class MlpClustering(nn.Module):

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from saccade.kernels import allowed, mixing, suits
 from saccade.kernels import looking as kernels
 from saccade.layers.boxes import adjust, centre_and_size, from_centre
-from saccade.layers.linear import Linear, linear_whole
+from saccade.layers.linear import Linear
 from saccade.layers.norm import TokenNorm
 from saccade.layers.sampling import any_order, clamp_gradient, sample
+from saccade.ops.linear import linear_fixed_layout
 from saccade.tokens.trace import RegionTrace, TubeTrace
 
 
@@ -175,7 +176,7 @@ class AdaptiveDecoder(nn.Module):
         if torch.jit.is_scripting():
             weights = self.to_weights(hidden)
         else:
-            weights = linear_whole(self.to_weights, hidden)
+            weights = linear_fixed_layout(hidden, self.to_weights)
             if learns_at_once(features, points, weights):
                 return self.proj(mixing.look(features, points, weights, self.channel_bias, self.point_bias).flatten(2))
         channel, point = self._matrices(weights)

@@ -1,7 +1,6 @@
 """The tracers timm's own suite uses: TorchScript and FX, on every registered model."""
 
 import pytest
-import timm
 import torch
 from timm.models import get_notrace_functions, get_notrace_modules
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
@@ -37,13 +36,3 @@ def test_fx_graph_trains(name):
     (logits,) = model(pixels(name)).values()
     logits.square().mean().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("name", NANOS + VIDEO_NANOS)
-def test_torchscript_gives_the_same_logits(name):
-    with timm.layers.set_scriptable(True):
-        model, images = fresh(name).eval(), pixels(name, 1)
-    with torch.inference_mode():
-        torch.testing.assert_close(torch.jit.script(model)(images), model(images), rtol=1e-4, atol=1e-5)
-        (logits,) = torch.jit.script(graph_of(model))(images).values()
-        torch.testing.assert_close(logits, model(images), rtol=1e-4, atol=1e-5)
