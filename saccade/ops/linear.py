@@ -163,7 +163,7 @@ def _supports_linear_gelu(vectors: Tensor, layer: nn.Module) -> bool:
 @register_op("linear_gelu", reference=linear_gelu_reference, supports=_supports_linear_gelu, implementation="cublas")
 def linear_gelu(vectors: Tensor, layer: nn.Module) -> Tensor:
     rows, weight, bias = _product_operands(vectors, layer)
-    return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True).view(*vectors.shape[:-1], -1)
+    return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True).view(*vectors.shape[:-1], weight.shape[0])
 
 
 def _product_operands(vectors: Tensor, layer: nn.Module) -> tuple[Tensor, ...]:
@@ -209,7 +209,8 @@ _fixed_layout.register_autograd(_fixed_layout_backward, setup_context=_fixed_lay
     implementation="opaque",
 )
 def linear_fixed_layout(vectors: Tensor, layer: nn.Module) -> Tensor:
-    return _fixed_layout(*_product_operands(vectors, layer)).view(*vectors.shape[:-1], -1)
+    rows, weight, bias = _product_operands(vectors, layer)
+    return _fixed_layout(rows, weight, bias).view(*vectors.shape[:-1], weight.shape[0])
 
 
 # grouped_linear: a batched product reads and writes strided parts of rows at a fraction of the memory bandwidth. The
@@ -344,7 +345,7 @@ def grouped_linear(vectors: Tensor, weight: Tensor, bias: Tensor | None = None) 
     dtype = dispatch.compute_dtype(vectors)
     rows, weight = dispatch.cast(vectors.flatten(0, -2), dtype), dispatch.cast(cast_weight(weight), dtype)
     bias = None if bias is None else dispatch.cast(bias, dtype)
-    return _grouped_linear(rows, weight, bias).view(*vectors.shape[:-1], -1)
+    return _grouped_linear(rows, weight, bias).view(*vectors.shape[:-1], weight.shape[0] * weight.shape[2])
 
 
 @grouped_linear.add("block_diagonal", supports=_computes_groups_in_half)

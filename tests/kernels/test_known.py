@@ -4,10 +4,9 @@ import sys
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import custom_op
 
-from saccade.kernels import HAS_TRITON, known
+from saccade.kernels import known
 
 
 def make(name):
@@ -53,19 +52,3 @@ def test_a_compiler_of_another_year_makes_its_note(monkeypatch, problem):
 
     monkeypatch.setitem(sys.modules, "torch._inductor.lowering", Lowering())
     known.introduce(make(f"later_{problem.__name__}")._opoverload)
-
-
-@pytest.mark.skipif(not HAS_TRITON, reason="the operators are Triton's")
-def test_what_stands_behind_a_resnet_is_introduced(monkeypatch):
-    from saccade.kernels import few_keys, grouped_linear, token_attention
-
-    met = []
-    monkeypatch.setattr(known, "NOTES", True)
-    monkeypatch.setattr(known, "introduce", lambda overload: met.append(overload.name()))
-    with FakeTensorMode():
-        rows, tokens, both = torch.empty(6, 32), torch.empty(1, 6, 32), torch.empty(1, 9, 64)
-        assert grouped_linear._op(rows, torch.empty(2, 16, 32), None).shape == (6, 64)
-        assert few_keys._op(tokens, both, 2, 0.25).shape == (1, 6, 32)
-        assert token_attention._pixels_op(tokens, both, 2, 0.25).shape == (1, 6, 32)
-        assert token_attention._tokens_op(torch.empty(1, 6, 64), tokens, 2).shape == (1, 6, 32)
-    assert [name.split("::")[1] for name in met] == ["grouped_linear", "few_keys", "ask_pixels", "ask_each_other"]

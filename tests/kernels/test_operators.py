@@ -146,14 +146,11 @@ NUMBERS_AS_FLOAT64 = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from saccade.kernels import layer_norm, short_attention
+from saccade.kernels import layer_norm
 
 norm = dict(KEPT=True, ROWS=8, CHANNELS=128)
-heads = dict(ROWS=64, CHANNELS=16, STEP=16, WIDTH=4, EXACT="tf32")
 for kernel, pointers, constants in (
     (layer_norm._forward_kernel, ["*bf16", "*fp32", "*fp32", "*bf16", "*fp32"], norm),
-    (short_attention._forward_kernel, ["*bf16"] * 2, heads),
-    (short_attention._backward_kernel, ["*bf16"] * 3, heads),
 ):
     kinds = dict(zip(kernel.arg_names, [*pointers, "i32", "i32", "fp64"])) | dict.fromkeys(constants, "constexpr")
     text = triton.compile(ASTSource(kernel, kinds, constants), target=GPUTarget("cuda", 90, 32)).asm["ttir"]
@@ -164,7 +161,7 @@ for kernel, pointers, constants in (
 def test_numbers_in_float64_leave_tensors_in_float32(tmp_path):
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", NUMBERS_AS_FLOAT64], env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["False", "True"] * 3, done.stderr
+    assert done.stdout.split() == ["False", "True"], done.stderr
 
 
 CARRIED = """
