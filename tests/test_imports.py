@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "tasks": {"heads", "models", "tasks", "layers"},
     "data": {"data"},
     "engine": {"tasks", "data", "engine", "models", "benchmark", "inference"},
-    "explain": {"models", "tasks", "tokens", "explain", "data", "layers"},
+    "explain": {"models", "tasks", "tokens", "explain", "data", "layers", "ops"},
     "export": {"models", "tasks", "tokens", "export"},
     "benchmark": {"models", "tasks", "tokens", "benchmark", "inference"},
     "inference": {"layers", "inference", "ops"},

@@ -126,11 +126,13 @@ def _supports_onednn(vectors: Tensor, weight: Tensor, bias: Tensor | None = None
     return type(weight) in (nn.Parameter, Tensor) and weight.dtype == torch.float32  # no quantised subclass
 
 
-@linear.add("onednn", supports=_supports_onednn)
 def linear_onednn(vectors: Tensor, weight: Tensor, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
     """ATen adds the bias in a pass of its own; oneDNN adds it, and applies GELU, inside the product."""
     act = ("gelu", [], "none") if gelu else ("none", [], "")
     return torch.ops.mkldnn._linear_pointwise(vectors, weight, bias, *act)
+
+
+linear.add("onednn", supports=_supports_onednn)(linear_onednn)
 
 
 @linear.add("cast_weights", supports=lambda vectors, *weights: has_casts())
@@ -166,7 +168,7 @@ def linear_gelu(vectors: Tensor, layer: nn.Module) -> Tensor:
     return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True).view(*vectors.shape[:-1], weight.shape[0])
 
 
-def _product_operands(vectors: Tensor, layer: nn.Module) -> tuple[Tensor, ...]:
+def _product_operands(vectors: Tensor, layer: Any) -> tuple[Tensor, ...]:
     """Rows (N, C), weight and bias in the compute dtype."""
     operands = vectors.flatten(0, -2), *cast_weights(layer.weight, layer.bias)
     return tuple(dispatch.cast(operand, dispatch.compute_dtype(vectors)) for operand in operands)

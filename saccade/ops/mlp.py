@@ -25,19 +25,6 @@ from saccade.ops.linear import (
 CHUNK = 2**22  # bytes of the hidden layer that a CPU computes at a time
 
 
-class ConvMlpLayers(Protocol):
-    """What the operation reads of `saccade.layers.mlp.ConvMlp`."""
-
-    fc1: nn.Module
-    conv: Any  # DepthwiseConv or nn.Identity
-    drop1: nn.Dropout
-    norm: nn.Module
-    fc2: nn.Module
-    drop2: nn.Dropout
-    act_outside: bool  # GELU before dropout and convolution, instead of inside the convolution
-    training: bool
-
-
 class TrainableNorm(Protocol):
     """A norm of features (B, C, H, W), channels-last, as a step of a larger autograd function."""
 
@@ -50,8 +37,11 @@ class TrainableNorm(Protocol):
     def gradients(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: Tensor) -> tuple[Tensor, ...]: ...
 
 
-def conv_mlp_reference(features: Tensor, mlp: ConvMlpLayers) -> Tensor:
-    """fc2(conv(fc1(features))), features (B, C, H, W); on channels-last features every permute is a view."""
+def conv_mlp_reference(features: Tensor, mlp: Any) -> Tensor:
+    """fc2(conv(fc1(features))), features (B, C, H, W), mlp a `saccade.layers.mlp.ConvMlp`.
+
+    On channels-last features every permute is a view. `act_outside`: dropout comes between GELU and convolution.
+    """
     hidden = mlp.fc1(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # (B, hidden, H, W)
     if mlp.act_outside:
         hidden = mlp.conv(mlp.drop1(F.gelu(hidden)))
@@ -150,11 +140,11 @@ def trains_fused(features: Tensor, mlp: Any) -> bool:
 
 
 @register_op("conv_mlp", reference=conv_mlp_reference, supports=trains_fused, implementation="training")
-def conv_mlp(features: Tensor, mlp: ConvMlpLayers) -> Tensor:
+def conv_mlp(features: Tensor, mlp: Any) -> Tensor:
     return train_conv_mlp(features, mlp)
 
 
-def _supports_linear_gelu(features: Tensor, mlp: ConvMlpLayers) -> bool:
+def _supports_linear_gelu(features: Tensor, mlp: Any) -> bool:
     if dispatch.is_training() or dispatch.is_compiling() or not dispatch.on_gpu(features) or not _is_plain(mlp):
         return False
     is_half = mlp.conv.act == "pre" and dispatch.computes_in_half(features)
@@ -162,19 +152,19 @@ def _supports_linear_gelu(features: Tensor, mlp: ConvMlpLayers) -> bool:
 
 
 @conv_mlp.add("linear_gelu", supports=_supports_linear_gelu)
-def _conv_mlp_linear_gelu(features: Tensor, mlp: ConvMlpLayers) -> Tensor:
+def _conv_mlp_linear_gelu(features: Tensor, mlp: Any) -> Tensor:
     """Inference on a GPU with the GELU before the convolution: inside the product of fc1."""
     hidden = linear_gelu(features.permute(0, 2, 3, 1), mlp.fc1).permute(0, 3, 1, 2)  # (B, hidden, H, W)
     hidden = depthwise_conv(hidden, mlp.conv.weight, mlp.conv.bias, "", mlp.conv.shortcut)
     return mlp.drop2(mlp.fc2(hidden.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
 
 
-def _supports_onednn(features: Tensor, mlp: ConvMlpLayers) -> bool:
+def _supports_onednn(features: Tensor, mlp: Any) -> bool:
     return HAS_ONEDNN and dispatch.on_cpu_inference(features) and not mlp.training and _is_plain(mlp)
 
 
 @conv_mlp.add("onednn", supports=_supports_onednn)
-def _conv_mlp_onednn(features: Tensor, mlp: ConvMlpLayers) -> Tensor:
+def _conv_mlp_onednn(features: Tensor, mlp: Any) -> Tensor:
     """Inference on a CPU: bias and GELU inside oneDNN's layers, and the hidden layer for as many images as caches hold.
 
     A tensor above 32 MB is new memory from the system at every call, which costs more than the arithmetic on it.

@@ -51,7 +51,7 @@ class FilterTokenizer(nn.Module):
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> AssignmentTrace:
         """The assignment of one call."""
         tokens, assignment = output
-        return AssignmentTrace(assignment, inputs[0].shape[2:], tokens=tokens)
+        return AssignmentTrace(assignment, grid_size(inputs[0]), tokens=tokens)
 
 
 class KMeansTokenizer(nn.Module):
@@ -78,7 +78,7 @@ class KMeansTokenizer(nn.Module):
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> AssignmentTrace:
         """The assignment of one call."""
         tokens, assignment = output
-        return AssignmentTrace(assignment, inputs[0].shape[2:], tokens=tokens)
+        return AssignmentTrace(assignment, grid_size(inputs[0]), tokens=tokens)
 
 
 class PoolTokenizer(nn.Module):
@@ -98,7 +98,7 @@ class PoolTokenizer(nn.Module):
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> AssignmentTrace:
         """The assignment of one call."""
         tokens, assignment = output
-        return AssignmentTrace(assignment, inputs[0].shape[2:], tokens=tokens)
+        return AssignmentTrace(assignment, grid_size(inputs[0]), tokens=tokens)
 
 
 class RecurrentTokenizer(nn.Module):
@@ -145,7 +145,7 @@ class RecurrentTokenizer(nn.Module):
         """The new tokens and their assignment, averaged over heads."""
         tokens, query, key = output
         assignment = (torch.matmul(query, key.transpose(2, 3)) * self.scale).softmax(-1).mean(1)  # (B, new, N)
-        return AssignmentTrace(assignment, inputs[0].shape[2:], tokens=tokens[:, -query.shape[2] :])
+        return AssignmentTrace(assignment, grid_size(inputs[0]), tokens=tokens[:, -query.shape[2] :])
 
 
 class RepeatedTokenizer(nn.Module):
@@ -213,7 +213,7 @@ def kmeans(pixels: Tensor, seeds: Tensor, iterations: int) -> Tensor:
 
 def cell_weights(features: Tensor, grid: tuple[int, int]) -> Tensor:
     """Adaptive average pooling to a grid, as an assignment (M, N)."""
-    height, width = features.shape[2:]
+    height, width = grid_size(features)
     down, across = _axis_weights(features, height, grid[0]), _axis_weights(features, width, grid[1])
     return (down[:, None, :, None] * across[None, :, None, :]).flatten(2).flatten(0, 1)
 
@@ -223,6 +223,11 @@ def _axis_weights(like: Tensor, length: int, cells: int) -> Tensor:
     position, cell = torch.arange(length, device=like.device), torch.arange(cells, device=like.device).unsqueeze(1)
     inside = (position >= cell * length // cells) & (position < ((cell + 1) * length + cells - 1) // cells)
     return inside.to(like.dtype) / inside.sum(1, keepdim=True).to(like.dtype)
+
+
+def grid_size(features: Tensor) -> tuple[int, int]:
+    """Height and width of features (B, C, H, W)."""
+    return features.shape[2], features.shape[3]
 
 
 def token_grid(num_tokens: int) -> tuple[int, int]:
