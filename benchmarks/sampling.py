@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 import saccade
 from saccade.benchmark import describe_machine, interleave
-from saccade.ops.roi_sampling import sample
-from saccade.ops.roi_sampling import sample_and_mix
+from saccade.ops.roi_sampling import sample, sample_and_mix
 
 
 def reference(features, points, channel_weights, point_weights, channel_bias, point_bias) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from saccade.benchmark import measure_ceiling
-from saccade.kernels.short_attention import plain_attention, short_attention
+from saccade.ops.attention import self_attention, self_attention_reference
 
 SHAPES = {  # images, vectors, width, heads
     "SparseFormer-T, focusing": (128, 49, 256, 64),
@@ -64,14 +64,14 @@ def main() -> None:
     for name, shape in SHAPES.items():
         for train in (False, True):
             moved = shape[0] * shape[1] * shape[2] * 2 * (4 if not train else 4 + 8)
-            found = {"ours": milliseconds(steps(shape, short_attention, train))}
+            found = {"ours": milliseconds(steps(shape, self_attention, train))}
             for label, backend in BACKENDS.items():
                 try:
                     if backend is None:
-                        found[label] = milliseconds(steps(shape, plain_attention, train))
+                        found[label] = milliseconds(steps(shape, self_attention_reference, train))
                         continue
                     with sdpa_kernel(backend):
-                        found[label] = milliseconds(steps(shape, plain_attention, train))
+                        found[label] = milliseconds(steps(shape, self_attention_reference, train))
                 except RuntimeError:
                     continue  # not for this shape
             times = ", ".join(f"{label} {1e3 * value:.0f}" for label, value in found.items())

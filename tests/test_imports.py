@@ -1,91 +1,149 @@
-"""The rooms of the house, and which door leads where (CONTRIBUTING has the table with its reasons)."""
+"""Which package may import which, and what models, layers, tokens and heads must not decide.
+
+`python -m tests.test_imports` writes the table of `PACKAGES` into CONTRIBUTING.md.
+"""
 
 import ast
+import re
+import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "saccade"
-MAY_IMPORT = {
-    "ops": {"ops", "layers.boxes"},
-    "layers": {"layers", "kernels", "ops"},
-    "tokens": {"layers", "kernels", "ops", "tokens"},
-    "kernels": {"kernels"},
-    "models": {"tokens", "layers", "models", "ops"},
-    "heads": {"tokens", "layers", "heads", "ops"},
-    "tasks": {"heads", "models", "tasks", "layers"},
-    "data": {"data"},
-    "engine": {"tasks", "data", "engine", "models", "benchmark", "inference"},
-    "explain": {"models", "tasks", "tokens", "explain", "data", "layers"},
-    "export": {"models", "tasks", "tokens", "export"},
-    "benchmark": {"models", "tasks", "tokens", "benchmark", "inference"},
-    "inference": {"layers", "inference", "ops"},
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "saccade"
+BEGIN, END = "<!-- import table: begin -->", "<!-- import table: end -->"
+
+
+class Rule(NamedTuple):
+    """What a package contains, and which packages (or single modules) it may import besides itself."""
+
+    contains: str
+    may_import: tuple[str, ...] = ()
+
+
+PACKAGES = {
+    "ops": Rule("fused operations: references, Triton kernels, dispatch, launcher", ("layers.boxes",)),
+    "layers": Rule("plain modules: attention, convolution, MLP, norms, positions", ("ops",)),
+    "tokens": Rule("pixels to tokens and back, one mechanism per file; traces", ("layers", "ops")),
+    "models": Rule("one family per file; registry, checkpoints, cards", ("layers", "ops", "tokens")),
+    "heads": Rule("features or tokens to raw outputs", ("layers", "ops", "tokens")),
+    "tasks": Rule("what outputs mean: loss, decoding, metric", ("heads", "layers", "models")),
+    "data": Rule("files to batches"),
+    "inference": Rule("whole-model transformations: folding, casting, CUDA graphs", ("layers", "ops")),
+    "benchmark": Rule("cost and speed", ("inference", "models", "tasks", "tokens.trace")),
+    "engine": Rule("recipes, training, evaluation", ("benchmark", "data", "inference", "models", "tasks")),
+    "explain": Rule("recording, figures, scores", ("data", "layers", "models", "tasks", "tokens.trace")),
 }
-ONLY_TRACE = {"explain", "export", "benchmark"}  # of tokens/, they may know the traces alone
-EVERYWHERE = {"_extras", "weights"}  # leaves: they import nothing of the house
+EVERYTHING = {"__init__", "cli", "web"}  # may import all packages; no package imports cli or web
+LEAVES = {"_extras", "weights"}  # import nothing of saccade; every package may import them
+FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def imports(path: Path) -> list[tuple[int, str]]:
     """(line, module) of every saccade import in a file, also inside functions."""
-    found = []
+    modules = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "saccade":
-            names = [f"saccade.{alias.name}" for alias in node.names] if node.module == "saccade" else [node.module]
-            found += [(node.lineno, name) for name in names]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            modules += [(node.lineno, name) for name in names]
         elif isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] == "saccade"]
-    return found
-
-
-FILES = sorted(path for path in PACKAGE.rglob("*.py"))
+            modules += [(node.lineno, alias.name) for alias in node.names if alias.name.split(".")[0] == "saccade"]
+    return modules
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_the_right_way(path):
-    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    if room not in MAY_IMPORT:  # the package's front door, cli and web see everything
-        assert room in {"__init__", "cli", "web", "_extras", "py.typed", "weights"}, f"{room} has no row in the table"
+def test_package_imports_only_what_its_rule_allows(path):
+    package = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if package in EVERYTHING | LEAVES:
         return
+    allowed = {package, *LEAVES, *PACKAGES[package].may_import}
     for line, module in imports(path):
-        target = module.split(".")[1] if "." in module else ""
-        if target in EVERYWHERE:
-            continue
-        assert target not in {"cli", "web"}, f"{path}:{line}: nobody imports {target}; move the code down a room"
-        assert {target, ".".join(module.split(".")[1:3])} & MAY_IMPORT[room], (
-            f"{path}:{line}: {room} may not import {module}; move the line to the room that may, or the code it needs"
+        parts = module.split(".")[1:]
+        assert {".".join(parts[:1]), ".".join(parts[:2])} & allowed, (
+            f"{path}:{line}: {package} may not import {module}. Move the code to a package that may."
         )
-        if room in ONLY_TRACE and target == "tokens":
-            assert module == "saccade.tokens.trace", f"{path}:{line}: {room} knows tokens by their traces only"
 
 
-def test_the_table_sees_every_file():
-    assert len(FILES) > 15
+def test_every_package_has_a_rule():
+    packages = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in FILES}
+    assert packages == set(PACKAGES) | EVERYTHING | LEAVES
 
 
-def test_importing_saccade_is_light():
-    """No plotting, training or web library comes with `import saccade`."""
-    import subprocess
+# Fast paths live in `ops` and `inference`: the other packages do not look at device, dtype, grad mode or compiler.
+DECISIONS = re.compile(
+    r"\bis_cuda\b|\bis_compiling\b|\bis_autocast|\bis_grad_enabled\b|\.requires_grad\b(?!_)|\bis_scripting\b|\bis_tracing\b"
+    r"|_forward_hooks|\bis_contiguous\b"
+)
+ALLOWED_DECISIONS: dict[str, str] = {}  # "layers/file.py: line of code" -> reason
 
-    heavy = "matplotlib lightning torchmetrics gradio jsonargparse pyarrow onnx skimage scipy rich"
-    code = f"import sys, saccade; print(*[m for m in '{heavy}'.split() if m in sys.modules])"
+
+@pytest.mark.parametrize("package", ["models", "tokens", "heads", "layers"])
+def test_package_does_not_choose_implementations(package):
+    for path in sorted((PACKAGE / package).rglob("*.py")):
+        code = ast.unparse(ast.parse(path.read_text()))  # without comments
+        for line in code.splitlines():
+            if DECISIONS.search(line):
+                assert f"{path.relative_to(PACKAGE)}: {line.strip()}" in ALLOWED_DECISIONS, f"{path}: {line.strip()}"
+
+
+HEAVY = "matplotlib lightning torchmetrics gradio jsonargparse pyarrow onnx skimage scipy rich"
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*[name for name in '{HEAVY}'.split() if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    timm_alone = f"import sys, timm; print(*[m for m in '{heavy}'.split() if m in sys.modules])"
-    baseline = subprocess.run([sys.executable, "-c", timm_alone], capture_output=True, text=True, check=True)
-    assert set(result.stdout.split()) <= set(baseline.stdout.split())
+    return set(result.stdout.split())
 
 
-def test_every_family_header_names_real_code():
-    """Each family file opens with its row of the table; the names in it exist."""
-    from importlib import import_module
+def test_importing_saccade_loads_no_optional_package():
+    assert loaded_by("import saccade") <= loaded_by("import timm")
 
+
+FAMILIES = {"paca.py", "sparseformer.py", "svit.py", "video_sparseformer.py", "vt.py"}
+
+
+def test_family_headers_name_existing_code():
+    """Each family file opens with its rows group, relate, put back; the names in them resolve."""
+    seen = set()
     for path in sorted((PACKAGE / "models").glob("[a-z]*.py")):
         header = ast.get_docstring(ast.parse(path.read_text())) or ""
         rows = [line.split() for line in header.splitlines() if line.startswith(("group ", "relate ", "put back "))]
         if not rows:
             continue
-        assert len(rows) == 3, f"{path.name} has group, relate and put back"
+        seen.add(path.name)
+        assert len(rows) == 3, path.name
         for words in rows:
             name = next(word for word in words if "." in word).rstrip(",;:")
             module, _, attribute = name.rpartition(".")
             assert hasattr(import_module(f"saccade.{module}"), attribute), f"{path.name}: {name}"
+    assert seen == FAMILIES
+
+
+def table() -> str:
+    """The rules as a Markdown table."""
+    rows = ["| package | contains | may import |", "|---|---|---|"]
+    for name, rule in PACKAGES.items():
+        allowed = ", ".join(f"`{package}`" for package in rule.may_import) or "nothing of saccade"
+        rows.append(f"| `{name}` | {rule.contains} | {allowed} |")
+    rows.append("| `cli`, `web` | command line, web page | everything; nothing imports them |")
+    return "\n".join(rows)
+
+
+def with_table(text: str) -> str:
+    before, _, after = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after.partition(END)[2]}"
+
+
+def test_contributing_has_the_import_table():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert BEGIN in text
+    assert with_table(text) == text, "run `python -m tests.test_imports`"
+
+
+if __name__ == "__main__":
+    path = ROOT / "CONTRIBUTING.md"
+    path.write_text(with_table(path.read_text()))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from saccade.explain.record import block_name
-from saccade.layers.attention import in_sight
+from saccade.ops import enabled
 
 
 class Attention(NamedTuple):
@@ -61,7 +61,7 @@ def attentions(model: nn.Module, traces: list | None = None, most: int = 1 << 24
 
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(in_sight())  # no kernel that keeps its weights to itself
+        stack.enter_context(enabled(False))  # attention by PyTorch, whose calls can be watched
         for name, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(lambda *_, name=name: inside.append(name)).remove)
             stack.callback(module.register_forward_hook(leave, always_call=True).remove)

@@ -1,7 +1,7 @@
 """VT-FPN: the levels of a pyramid talk through a few visual tokens instead of convolutions (VT-64 … VT-69, VTR-13).
 
 group     tokens.visual_tokens.FilterTokenizer, one a level
-relate    layers.relation.TokenTransformer, one over the tokens of all levels
+relate    layers.relation.VisualTokenTransformer, one over the tokens of all levels
 put back  tokens.projector.TokenProjector, one a level
 
 The paper says 8 tokens a level; its 8.5 GFLOPs at 800 x 1216 are those of 16, 16, 8 and 8 (`num_tokens`). One such
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.heads.fpn import FPNHead
-from saccade.layers.relation import TokenTransformer
+from saccade.layers.relation import VisualTokenTransformer
 from saccade.tokens.projector import TokenProjector
 from saccade.tokens.visual_tokens import FilterTokenizer, RecurrentTokenizer, pixel_groups
 
@@ -34,7 +34,7 @@ class VTPyramidLayer(nn.Module):
 
         self.num_tokens = list(num_tokens)
         self.tokenizers = nn.ModuleList(map(tokenizer, channels, num_tokens))
-        self.relation = TokenTransformer(token_dim, num_heads)
+        self.relation = VisualTokenTransformer(token_dim, num_heads)
         self.projectors = nn.ModuleList(TokenProjector(width, dim, token_dim, num_heads) for width in channels)
 
     def forward(self, pyramid: list[Tensor], tokens: list[Tensor] | None) -> tuple[list[Tensor], list[Tensor]]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from saccade.inference.cuda_graph import CudaGraph
 from saccade.inference.fold import fold_norms
-from saccade.layers.kept import never_change
+from saccade.ops._weights import freeze_weights
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -61,7 +61,7 @@ def optimize(
             cast(copy, dtype)
         if memory_format is not None:
             copy = copy.to(memory_format=memory_format)
-    never_change(copy.parameters())
+    freeze_weights(copy.parameters())
     if dtype is not None or memory_format is not None:
         copy.register_forward_pre_hook(_CastInputs(dtype, memory_format))
     return CudaGraph(copy) if cuda_graph else copy

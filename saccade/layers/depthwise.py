@@ -3,8 +3,10 @@
 from torch import Tensor, nn
 
 from saccade import ops
+from saccade.ops._dispatch import plain_layer
 
 
+@plain_layer
 class DepthwiseConv(nn.Conv2d):
     """y = x + conv(x), with act "pre" gelu(x) + conv(gelu(x)), with "post" gelu(x + conv(x)).
 

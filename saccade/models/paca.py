@@ -46,14 +46,12 @@ class ConvStem(nn.Module):
     def __init__(self, in_chans: int, dim: int):
         super().__init__()
         self.conv1 = nn.Conv2d(in_chans, dim // 2, 3, stride=2, padding=1)
-        self.norm1 = nn.Identity()
         self.conv2 = nn.Conv2d(dim // 2, dim, 3, stride=2, padding=1)
         self.norm = ChannelNorm(dim)
 
     def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> features (B, C, H/4, W/4)."""
-        features = ops.conv_act_norm(images, self.conv1, self.norm1)
-        return ops.conv_act_norm(features, self.conv2, self.norm)
+        return ops.conv_norm(ops.first_conv(images, self.conv1), self.conv2, self.norm)
 
 
 class ConvMerge(nn.Module):
@@ -66,7 +64,7 @@ class ConvMerge(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, C', H/2, W/2)."""
-        return ops.conv_act_norm(features, self.conv, self.norm)
+        return ops.conv_norm(features, self.conv, self.norm)
 
 
 class PaCaBlock(nn.Module):

@@ -17,6 +17,7 @@ from saccade.layers.depthwise import DepthwiseConv
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.norm import ChannelNorm, TokenNorm
 from saccade.layers.position import AbsolutePosition
+from saccade.ops._weights import install_weight_cast
 
 for function in (check_images, channels_last):  # leaves for torch.fx: they branch on shapes
     register_notrace_function(function)
@@ -75,6 +76,7 @@ def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model
     )
     if clip:
         model.pretrained_cfg["input_size"] = clip
+    install_weight_cast(model)
     return model
 
 

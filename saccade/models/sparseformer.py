@@ -59,7 +59,7 @@ class PixelNorm(nn.Module):
         self.eps = eps
         self.unbiased = unbiased
 
-    def constants(self, channels: int) -> tuple[float, float]:
+    def pixel_norm_constants(self, channels: int) -> tuple[float, float]:
         """eps and scale such that the output is `layer_norm(pixels, eps) * scale`."""
         ratio = (channels - 1) / channels if self.unbiased else 1.0  # biased over unbiased variance
         return self.eps * ratio, ratio**0.5
@@ -67,7 +67,7 @@ class PixelNorm(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, C, H, W); on channels-last memory the permutes are views."""
         channels = features.shape[1]
-        eps, scale = self.constants(channels)
+        eps, scale = self.pixel_norm_constants(channels)
         pixels = features.permute(0, 2, 3, 1)
         with torch.autocast(features.device.type, enabled=False):  # which would return float32
             pixels = F.layer_norm(pixels, (channels,), eps=eps) * scale

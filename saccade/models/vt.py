@@ -1,7 +1,7 @@
 """VT: visual transformers, a ResNet whose last stage works on a few tokens (arXiv 2006.03677).
 
 group     tokens.visual_tokens.FilterTokenizer (Eq. 1), then tokens.visual_tokens.RecurrentTokenizer (Eq. 2)
-relate    layers.relation.TokenTransformer (Eqs. 3-4)
+relate    layers.relation.VisualTokenTransformer (Eqs. 3-4)
 put back  tokens.projector.TokenProjector (Eq. 5)
 
 The authors published no code for the classifiers. The equations leave widths, heads, norms and scales open; this is
@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from saccade import ops
 from saccade.layers.grid import channels_last, check_images
-from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, TokenTransformer
+from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, VisualTokenTransformer
 from saccade.models.registry import build, choose, pretrained_cfg, register
 from saccade.models.resnet import FusedBasicBlock, FusedBottleneck
 from saccade.tokens.projector import TokenProjector
@@ -360,7 +360,7 @@ def _relation(
 ) -> nn.Module:  # fmt: skip
     """The layers that relate the tokens of one module; see `relation` of VT."""
     if word == "transformer":
-        return TokenTransformer(dim, num_heads, key_groups, value_groups, norm, drop_path)
+        return VisualTokenTransformer(dim, num_heads, key_groups, value_groups, norm, drop_path)
     if word == "equations":
         return EquationTransformer(dim, dim // 4, drop_path=drop_path)  # the width that costs as much as "transformer"
     if word == "graph":

@@ -8,8 +8,8 @@ from saccade.ops.attention import self_attention
 from saccade.ops.batch_norm import norm_act
 from saccade.ops.conv import conv_act_norm, conv_norm, conv_norm_act, first_conv
 from saccade.ops.depthwise import depthwise_conv, depthwise_gelu
-from saccade.ops.layer_norm import add, add_prenorm, channel_norm, layer_norm, prenorm
-from saccade.ops.linear import grouped_linear, linear, linear_gelu
+from saccade.ops.layer_norm import add, add_prenorm, channel_norm, prenorm
+from saccade.ops.linear import grouped_linear, linear_gelu
 from saccade.ops.pixel_pooling import pixel_softmax, pool_pixels
 from saccade.ops.pooling import conv_norm_relu_pool, conv_pool_relu
 from saccade.ops.roi_sampling import clamp_gradient, place_points, sample, sample_and_mix
@@ -32,8 +32,6 @@ __all__ = [
     "first_conv",
     "grouped_linear",
     "interpreted",
-    "layer_norm",
-    "linear",
     "linear_gelu",
     "norm_act",
     "pixel_softmax",

@@ -126,11 +126,13 @@ def _supports_onednn(vectors: Tensor, weight: Tensor, bias: Tensor | None = None
     return type(weight) in (nn.Parameter, Tensor) and weight.dtype == torch.float32  # no quantised subclass
 
 
-@linear.add("onednn", supports=_supports_onednn)
 def linear_onednn(vectors: Tensor, weight: Tensor, bias: Tensor | None = None, gelu: bool = False) -> Tensor:
     """ATen adds the bias in a pass of its own; oneDNN adds it, and applies GELU, inside the product."""
     act = ("gelu", [], "none") if gelu else ("none", [], "")
     return torch.ops.mkldnn._linear_pointwise(vectors, weight, bias, *act)
+
+
+linear.add("onednn", supports=_supports_onednn)(linear_onednn)
 
 
 @linear.add("cast_weights", supports=lambda vectors, *weights: has_casts())
@@ -163,10 +165,10 @@ def _supports_linear_gelu(vectors: Tensor, layer: nn.Module) -> bool:
 @register_op("linear_gelu", reference=linear_gelu_reference, supports=_supports_linear_gelu, implementation="cublas")
 def linear_gelu(vectors: Tensor, layer: nn.Module) -> Tensor:
     rows, weight, bias = _product_operands(vectors, layer)
-    return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True).view(*vectors.shape[:-1], -1)
+    return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True).view(*vectors.shape[:-1], weight.shape[0])
 
 
-def _product_operands(vectors: Tensor, layer: nn.Module) -> tuple[Tensor, ...]:
+def _product_operands(vectors: Tensor, layer: Any) -> tuple[Tensor, ...]:
     """Rows (N, C), weight and bias in the compute dtype."""
     operands = vectors.flatten(0, -2), *cast_weights(layer.weight, layer.bias)
     return tuple(dispatch.cast(operand, dispatch.compute_dtype(vectors)) for operand in operands)
@@ -209,7 +211,8 @@ _fixed_layout.register_autograd(_fixed_layout_backward, setup_context=_fixed_lay
     implementation="opaque",
 )
 def linear_fixed_layout(vectors: Tensor, layer: nn.Module) -> Tensor:
-    return _fixed_layout(*_product_operands(vectors, layer)).view(*vectors.shape[:-1], -1)
+    rows, weight, bias = _product_operands(vectors, layer)
+    return _fixed_layout(rows, weight, bias).view(*vectors.shape[:-1], weight.shape[0])
 
 
 # grouped_linear: a batched product reads and writes strided parts of rows at a fraction of the memory bandwidth. The
@@ -333,9 +336,9 @@ def _computes_groups_in_half(vectors: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 def _supports_grouped_linear(vectors: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    _, inputs, outputs = weight.shape
     if not _computes_groups_in_half(vectors, weight) or not vectors.is_contiguous():
         return False
+    _, inputs, outputs = weight.shape
     return 16 <= inputs <= MAX_GROUP_DIM and 16 <= outputs <= MAX_GROUP_DIM
 
 
@@ -344,7 +347,7 @@ def grouped_linear(vectors: Tensor, weight: Tensor, bias: Tensor | None = None) 
     dtype = dispatch.compute_dtype(vectors)
     rows, weight = dispatch.cast(vectors.flatten(0, -2), dtype), dispatch.cast(cast_weight(weight), dtype)
     bias = None if bias is None else dispatch.cast(bias, dtype)
-    return _grouped_linear(rows, weight, bias).view(*vectors.shape[:-1], -1)
+    return _grouped_linear(rows, weight, bias).view(*vectors.shape[:-1], weight.shape[0] * weight.shape[2])
 
 
 @grouped_linear.add("block_diagonal", supports=_computes_groups_in_half)

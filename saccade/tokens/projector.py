@@ -1,23 +1,20 @@
-"""Put visual tokens back: every pixel asks the tokens what to add to it (VT, Eq. 5, VT-22 … VT-24, VTR-07)."""
+"""Put visual tokens back onto the pixels: attention from every pixel to the tokens (VT Eq. 5)."""
 
 import torch
-import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from saccade.kernels import allowed, suits
-from saccade.kernels.few_keys import are_few, few_keys
 from saccade.layers.grid import to_features, to_pixels
 from saccade.layers.linear import LinearNorm, ListNorm, pixel_linear
+from saccade.ops.attention import cross_attention
 from saccade.tokens.visual_tokens import pixel_groups
 
 
 class TokenProjector(nn.Module):
-    """pixels + norm(softmax over tokens of query · key, times the tokens).
+    """pixels + norm(softmax over tokens (query @ key.T) @ value).
 
-    The map is first brought to `dim` channels where it has others; the tokens' values too (Eq. 5 adds the tokens
-    themselves, which only fits where the widths agree). The gain of the last norm starts at zero, so that a fresh
-    projector adds nothing.
+    Pixels and values are mapped to `dim` channels where their widths differ (Eq. 5 adds the tokens themselves, which
+    needs equal widths). The gain of the last norm starts at zero, so that an untrained projector adds nothing.
     """
 
     def __init__(
@@ -43,26 +40,13 @@ class TokenProjector(nn.Module):
     def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
         """features (B, C, H, W), tokens (B, M, D) -> features (B, dim, H, W), channels-last in memory."""
         pixels = self.widen(to_pixels(features))
-        query = self.to_query.grouped(pixels)  # (B, N, groups, dim/groups)
+        query = self.to_query(pixels)  # (B, N, dim)
         key, value = self.to_key(tokens), self.to_value(tokens)  # (B, M, dim)
-        if not self.norm.bn.training:
-            # With fixed statistics the norm is affine, and weights that sum to 1 let it pass: M tokens, not N pixels.
+        if not self.norm.bn.training:  # then the norm is affine, and commutes with a mean whose weights sum to 1
             value = self.norm(value)
-        asked = self.ask(query, key, value)  # (B, N, heads, dim/heads)
+        key_value = torch.cat((key, value), dim=2)
+        # VT Eq. 5: softmax over tokens (query @ key.T) @ value
+        mixed = cross_attention(query, key_value, self.num_heads, self.scale)  # (B, N, dim)
         if self.norm.bn.training:
-            asked = self.norm(asked.flatten(2)).unflatten(2, (self.num_heads, -1))
-        pixels = (pixels.unflatten(2, (self.num_heads, -1)) + self.drop_path(asked)).flatten(2)
-        return to_features(pixels, features.shape[2], features.shape[3])
-
-    def ask(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query (B, N, groups, dim/groups), key and value (B, M, dim) -> mixed values (B, N, heads, dim/heads)."""
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-            if suits(query, key, value) and allowed("few_keys") and key.dtype == value.dtype and query.is_contiguous():
-                both = torch.cat((key, value), dim=2)
-                if are_few(query.flatten(2), both, self.num_heads):
-                    mixed = few_keys(query.flatten(2), both, self.num_heads, self.scale)
-                    return mixed.unflatten(2, (self.num_heads, -1))
-        query = query.unflatten(3, (self.num_heads // query.shape[2], -1)).flatten(2, 3).transpose(1, 2)
-        key = key.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, M, dim/heads)
-        value = value.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
-        return F.scaled_dot_product_attention(query, key, value, scale=self.scale).transpose(1, 2)
+            mixed = self.norm(mixed)
+        return to_features(pixels + self.drop_path(mixed), features.shape[2], features.shape[3])

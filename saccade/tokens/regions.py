@@ -17,8 +17,9 @@ from timm.layers import drop_path
 from torch import Tensor, nn
 
 from saccade.layers.boxes import from_centre
-from saccade.layers.linear import Linear, linear_whole
+from saccade.layers.linear import Linear
 from saccade.layers.norm import TokenNorm
+from saccade.ops.linear import linear_fixed_layout
 from saccade.ops.roi_sampling import clamp_gradient, place_points, sample, sample_and_mix, spread_points
 from saccade.tokens.trace import RegionTrace, TubeTrace
 
@@ -158,7 +159,7 @@ class AdaptiveDecoder(nn.Module):
 
     def forward(self, tokens: Tensor, features: Tensor, points: Tensor) -> Tensor:
         """tokens (B, M, D), features (B, C, H, W), points (B, M, P, 2) -> updates of the tokens (B, M, D)."""
-        weights = linear_whole(self.to_weights, self.to_hidden(self.norm(tokens)))  # Eq. 4
+        weights = linear_fixed_layout(self.to_hidden(self.norm(tokens)), self.to_weights)  # Eq. 4
         mixed = sample_and_mix(features, points, weights, self.channel_bias, self.point_bias)  # Eqs. 5-6
         return self.proj(mixed.flatten(2))
 

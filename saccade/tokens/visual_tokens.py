@@ -1,11 +1,11 @@
-"""Visual tokens: four ways to group the pixels of a map into a few tokens (VT, VT-01 … VT-14, VTR-02 … VTR-04).
+"""Visual tokens: four ways to group pixels into tokens (VT Sec. 3.1, Table 3).
 
-Every tokenizer is called with the map and the previous module's tokens (which only the recurrent one looks at) and
-returns the tokens first and, behind them, its link to the pixels: the assignment itself, or what makes it. All pool
-first and change the width afterwards, on the few tokens (VT-05).
+Every tokenizer takes the features and the previous module's tokens, which only the recurrent one reads, and returns the
+tokens first, then its link to the pixels: the assignment itself, or query and key. All pool pixels first, and map the
+pooled ones to the width of tokens.
 
-What keeps training stable where Eq. 1, 2 and 6 have no scale and no norm: scores are divided by the root of their
-width (`scale=False` takes that away), and every matrix is followed by batch norm (`norm=False`).
+VT Eqs. 1, 2 and 6 have no scale and no norm. For stable training scores are divided by the root of their width
+(`scale=False` omits that), and every matrix is followed by batch norm (`norm=False`).
 """
 
 from collections.abc import Callable
@@ -14,17 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.kernels.token_attention import ask_pixels
-from saccade.layers.attention import tokens_ask
 from saccade.layers.grid import to_pixels
 from saccade.layers.linear import Linear, LinearNorm, ListNorm, pixel_linear
+from saccade.ops.attention import pixel_pooling_attention
 from saccade.tokens.trace import AssignmentTrace
 
 
 class FilterTokenizer(nn.Module):
-    """Learned filters score every pixel; a token is the mean of the pixels, weighted by its scores' softmax (Eq. 1).
+    """Group pixels by learned filters: a token is a mean of pixels, weighted by the softmax of its scores (VT Eq. 1).
 
-    With `value_groups` a grouped linear map of the pixels is averaged, otherwise the pixels themselves.
+    With `value_groups` the mean is over a grouped linear map of the pixels, otherwise over the pixels themselves.
     """
 
     def __init__(
@@ -41,74 +40,73 @@ class FilterTokenizer(nn.Module):
         self.to_score = Linear(pixel_dim, num_tokens, bias=False)
         nn.init.normal_(self.to_score.weight, std=1.0 if scale else pixel_dim**-0.5)  # scores as large as the pixels
         self.to_value = pixel_linear(pixel_dim, pixel_dim, value_groups, norm) if value_groups else nn.Identity()
-        self.to_token = TokenMap(pixel_dim, token_dim, norm)
+        self.to_token = TokenEmbedding(pixel_dim, token_dim, norm)
 
     def forward(self, features: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """features (B, C, H, W) -> tokens (B, M, D), assignment (B, M, N)."""
         pixels = to_pixels(features)
-        assignment = (self.to_score(pixels) * self.scale).transpose(1, 2).softmax(-1)
+        assignment = (self.to_score(pixels) * self.scale).transpose(1, 2).softmax(-1)  # VT Eq. 1: over pixels
         return self.to_token(torch.matmul(assignment, self.to_value(pixels))), assignment
 
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> AssignmentTrace:
-        """What one call of this module says about pixels and tokens."""
+        """The assignment of one call."""
         tokens, assignment = output
-        return AssignmentTrace(assignment, inputs[0].shape[2:], tokens=tokens)
+        return AssignmentTrace(assignment, grid_size(inputs[0]), tokens=tokens)
 
 
-class ClusterTokenizer(nn.Module):
-    """The filters are the centroids of the image's own pixels, found by k-means (Eq. 6, VT-10 … VT-14).
+class KMeansTokenizer(nn.Module):
+    """Group pixels by filters that are the k-means centroids of the image's own pixels (VT Eq. 6, Listing 1).
 
-    Clustering is a constant to autograd: gradients pass through the pixels, as arguments of the scores and as what
-    is averaged. The scores are those of Eq. 6, of the raw pixels with unit centroids: no longer than a pixel is,
-    they need no scale.
+    Centroids are constants to autograd: gradients pass through the pixels, in the scores and in the mean. Scores are
+    products of raw pixels with unit centroids, and need no scale.
     """
 
     def __init__(self, pixel_dim: int, token_dim: int, num_tokens: int, iterations: int = 10, norm: bool = True):
         super().__init__()
         self.grid = token_grid(num_tokens)
         self.iterations = iterations
-        self.to_token = TokenMap(pixel_dim, token_dim, norm)
+        self.to_token = TokenEmbedding(pixel_dim, token_dim, norm)
 
     def forward(self, features: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """features (B, C, H, W) -> tokens (B, M, D), assignment (B, M, N)."""
         pixels = to_pixels(features)
         constant = pixels.detach()
-        centroids = kmeans(constant, torch.matmul(cell_shares(features, self.grid), constant), self.iterations)
-        assignment = torch.matmul(centroids, pixels.transpose(1, 2)).softmax(-1)
+        centroids = kmeans(constant, torch.matmul(cell_weights(features, self.grid), constant), self.iterations)
+        assignment = torch.matmul(centroids, pixels.transpose(1, 2)).softmax(-1)  # VT Eq. 6
         return self.to_token(torch.matmul(assignment, pixels)), assignment
 
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> AssignmentTrace:
-        """What one call of this module says about pixels and tokens."""
+        """The assignment of one call."""
         tokens, assignment = output
-        return AssignmentTrace(assignment, inputs[0].shape[2:], tokens=tokens)
+        return AssignmentTrace(assignment, grid_size(inputs[0]), tokens=tokens)
 
 
 class PoolTokenizer(nn.Module):
-    """No meaning, only place: the map averaged down to a grid of tokens, the baseline of Table 3 (VT-09)."""
+    """Average the features over a grid of cells, one token per cell: the baseline of VT Table 3."""
 
     def __init__(self, pixel_dim: int, token_dim: int, num_tokens: int, norm: bool = True):
         super().__init__()
         self.grid = token_grid(num_tokens)
-        self.to_token = TokenMap(pixel_dim, token_dim, norm)
+        self.to_token = TokenEmbedding(pixel_dim, token_dim, norm)
 
     def forward(self, features: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """features (B, C, H, W) -> tokens (B, M, D), assignment (B, M, N), the same for every image."""
-        shares = cell_shares(features, self.grid)
-        pooled = torch.matmul(shares, to_pixels(features))
-        return self.to_token(pooled), shares.expand(features.shape[0], -1, -1)
+        weights = cell_weights(features, self.grid)
+        pooled = torch.matmul(weights, to_pixels(features))
+        return self.to_token(pooled), weights.expand(features.shape[0], -1, -1)
 
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> AssignmentTrace:
-        """What one call of this module says about pixels and tokens."""
+        """The assignment of one call."""
         tokens, assignment = output
-        return AssignmentTrace(assignment, inputs[0].shape[2:], tokens=tokens)
+        return AssignmentTrace(assignment, grid_size(inputs[0]), tokens=tokens)
 
 
 class RecurrentTokenizer(nn.Module):
-    """The previous module's tokens ask the pixels for what the next tokens are made of (Eq. 2, VT-06, VTR-04).
+    """Attention from the previous module's tokens to the pixels (VT Eq. 2), with several heads.
 
-    `to_query` is the paper's W_{T→R}. Keys and values are grouped linear maps of the pixels, 64 channels a group, and
-    there are several heads. With `keep_half` only the first half of the tokens asks; the answers are put behind the
-    other half, which is kept as it is, so that in the next module the kept ones ask. Otherwise all ask, none is kept.
+    `to_query` is the paper's W_{T→R}. Keys and values are grouped linear maps of the pixels, 64 channels per group.
+    With `keep_half` only the first half of the tokens are queries; the new tokens follow the other half, which stays
+    unchanged, so that in the next module those are the queries. Otherwise all tokens are replaced.
     """
 
     def __init__(
@@ -129,37 +127,29 @@ class RecurrentTokenizer(nn.Module):
         self.to_token = LinearNorm(pixel_dim, token_dim, norm=norm)
 
     def forward(self, features: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """features (B, C, H, W), previous tokens (B, M, D) -> tokens (B, M, D), and query and key of the new ones.
+        """features (B, C, H, W), previous tokens (B, M, D) -> tokens (B, M, D), query and key of the new ones by heads.
 
-        The assignment is the softmax over pixels of query · key, (B, heads, new, N): the fused attention never
-        writes it down, `trace` does.
+        The assignment (B, heads, new, N) is never computed here; `trace` does.
         """
         tokens = previous(tokens)
-        asking = tokens.shape[1] // 2 if self.keep_half else tokens.shape[1]
-        asked = self.to_query(tokens[:, :asking])  # (B, M, C)
-        query = asked.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, M, C/heads)
-        grouped = self.to_key_value.grouped(to_pixels(features))  # (B, N, groups, …), head by head: key, value
-        both = grouped.unflatten(3, (self.num_heads // grouped.shape[2], 2, -1)).flatten(2, 3)
-        key, value = both.transpose(1, 2).unbind(3)  # (B, heads, N, C/heads) each
-        pooled = self.ask(asked, grouped, query, key, value)
-        return torch.cat((tokens[:, asking:], self.to_token(pooled)), dim=1), query, key
-
-    def ask(self, asked: Tensor, grouped: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Queries (B, M, C), keys and values in groups (B, N, groups, …), and all of them by heads -> (B, M, C)."""
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript skips the branch only when it stands alone)
-            if tokens_ask(asked.shape[1], grouped.shape[1], (query.shape[3],), asked, grouped):
-                return ask_pixels(asked, grouped.flatten(2), self.num_heads, self.scale)
-        return F.scaled_dot_product_attention(query, key, value, scale=self.scale).transpose(1, 2).flatten(2)
+        count = tokens.shape[1] // 2 if self.keep_half else tokens.shape[1]
+        query = self.to_query(tokens[:, :count])  # (B, new, C), VT Eq. 2: W_R = T_in W_{T→R}
+        key_value = self.to_key_value(to_pixels(features))  # (B, N, 2 C), head by head: key, value
+        # VT Eq. 2: softmax over pixels (query @ key.T) @ value
+        pooled = pixel_pooling_attention(query, key_value, self.num_heads, self.scale)
+        query = query.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, new, C/heads)
+        key = key_value.unflatten(2, (self.num_heads, 2, -1))[:, :, :, 0].transpose(1, 2)  # (B, heads, N, C/heads)
+        return torch.cat((tokens[:, count:], self.to_token(pooled)), dim=1), query, key
 
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> AssignmentTrace:
-        """The new tokens and their assignment, averaged over heads; kept tokens were reported when they were made."""
+        """The new tokens and their assignment, averaged over heads."""
         tokens, query, key = output
         assignment = (torch.matmul(query, key.transpose(2, 3)) * self.scale).softmax(-1).mean(1)  # (B, new, N)
-        return AssignmentTrace(assignment, inputs[0].shape[2:], tokens=tokens[:, -query.shape[2] :])
+        return AssignmentTrace(assignment, grid_size(inputs[0]), tokens=tokens[:, -query.shape[2] :])
 
 
 class RepeatedTokenizer(nn.Module):
-    """Without recurrence (Table 4): a static tokenizer makes all tokens anew, beside half of the previous (VT-45)."""
+    """Without recurrence (VT Table 4): all tokens of a static tokenizer, after half of the previous ones."""
 
     def __init__(self, tokenizer: nn.Module):
         super().__init__()
@@ -173,15 +163,15 @@ class RepeatedTokenizer(nn.Module):
 
 
 class KeepTokenizer(nn.Module):
-    """Without projector (Table 7) the map has nothing new to read: the previous tokens go on (VT-28)."""
+    """Without projector (VT Table 7) the features do not change, so the previous tokens are returned."""
 
     def forward(self, features: Tensor, tokens: Tensor | None = None) -> tuple[Tensor]:
         """features (B, C, H, W), previous tokens (B, M, D) -> the same tokens."""
         return (previous(tokens),)
 
 
-class TokenMap(nn.Module):
-    """From the width of pixels to that of tokens: norm, linear map, norm (VTR-03)."""
+class TokenEmbedding(nn.Module):
+    """Map pooled pixels to the width of tokens: norm, linear map, norm."""
 
     def __init__(self, pixel_dim: int, token_dim: int, norm: bool = True):
         super().__init__()
@@ -194,66 +184,72 @@ class TokenMap(nn.Module):
 
 
 def previous(tokens: Tensor | None) -> Tensor:
-    """The previous module's tokens, for a tokenizer that needs some (VT-07)."""
+    """The previous module's tokens, for a tokenizer that needs them."""
     if tokens is None:
         raise ValueError(
-            "this tokenizer continues from the tokens of a previous module: pass tokens (B, M, D), "
-            "or use a filter, clustering or pooling tokenizer in the first module."
+            "expected tokens (B, M, D) of a previous module, got None. "
+            "Use a filter, clustering or pooling tokenizer in the first module."
         )
     return tokens
 
 
 def kmeans(pixels: Tensor, seeds: Tensor, iterations: int) -> Tensor:
-    """Lloyd's algorithm on unit vectors: pixels (B, N, C), first centroids (B, M, C) -> centroids (B, M, C) (VT-11).
+    """Lloyd's algorithm on unit vectors (VT Listing 1): pixels (B, N, C), seeds (B, M, C) -> centroids (B, M, C).
 
-    Between unit vectors the nearest is the one of largest product, so one matrix product stands for the distances; and
-    a mean that is normalised is a sum that is normalised. A tie goes to the first centroid. A centroid that no pixel
-    is near (or whose pixels cancel out) stays where it was (VT-12).
+    The nearest unit vector has the largest dot product, so one matrix product replaces the distances; a normalised mean
+    is a normalised sum. Ties go to the first centroid. A centroid without pixels, or whose pixels cancel out, is
+    unchanged (Listing 1 would divide by zero).
     """
     pixels, centroids = F.normalize(pixels, dim=-1, eps=1e-6), F.normalize(seeds, dim=-1, eps=1e-6)
-    names = torch.arange(seeds.shape[1], device=pixels.device)
+    index = torch.arange(seeds.shape[1], device=pixels.device)
     for _ in range(iterations):
         nearest = torch.matmul(pixels, centroids.transpose(1, 2)).argmax(-1)  # (B, N)
-        members = (nearest.unsqueeze(1) == names.unsqueeze(1)).to(pixels.dtype)  # (B, M, N)
+        members = (nearest.unsqueeze(1) == index.unsqueeze(1)).to(pixels.dtype)  # (B, M, N)
         total = torch.matmul(members, pixels)
         length = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
         centroids = torch.where(length > 1e-6, total / length.clamp(min=1e-6), centroids)
     return centroids
 
 
-def cell_shares(features: Tensor, grid: tuple[int, int]) -> Tensor:
-    """The matrix (M, N) that averages a map down to a grid: adaptive average pooling as an assignment."""
-    down, across = _shares(features, features.shape[2], grid[0]), _shares(features, features.shape[3], grid[1])
+def cell_weights(features: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Adaptive average pooling to a grid, as an assignment (M, N)."""
+    height, width = grid_size(features)
+    down, across = _axis_weights(features, height, grid[0]), _axis_weights(features, width, grid[1])
     return (down[:, None, :, None] * across[None, :, None, :]).flatten(2).flatten(0, 1)
 
 
-def _shares(like: Tensor, length: int, parts: int) -> Tensor:
-    """Along one side: (parts, length), every part with equal shares of the places it touches."""
-    place, part = torch.arange(length, device=like.device), torch.arange(parts, device=like.device).unsqueeze(1)
-    touched = (place >= part * length // parts) & (place < ((part + 1) * length + parts - 1) // parts)
-    return touched.to(like.dtype) / touched.sum(1, keepdim=True).to(like.dtype)
+def _axis_weights(like: Tensor, length: int, cells: int) -> Tensor:
+    """The same along one axis: (cells, length), rows sum to 1."""
+    position, cell = torch.arange(length, device=like.device), torch.arange(cells, device=like.device).unsqueeze(1)
+    inside = (position >= cell * length // cells) & (position < ((cell + 1) * length + cells - 1) // cells)
+    return inside.to(like.dtype) / inside.sum(1, keepdim=True).to(like.dtype)
+
+
+def grid_size(features: Tensor) -> tuple[int, int]:
+    """Height and width of features (B, C, H, W)."""
+    return features.shape[2], features.shape[3]
 
 
 def token_grid(num_tokens: int) -> tuple[int, int]:
-    """The most square grid of that many places, rows <= columns."""
+    """The most square grid (rows, columns) of that many cells, rows <= columns."""
     rows = next(rows for rows in range(int(num_tokens**0.5), 0, -1) if num_tokens % rows == 0)
     if rows == 1 and num_tokens > 3:
         raise ValueError(
-            f"{num_tokens} tokens make no grid to start from; choose a number with factors, such as {num_tokens + 1}."
+            f"expected a num_tokens with factors, got {num_tokens}. Choose another, such as {num_tokens + 1}."
         )
     return rows, num_tokens // rows
 
 
 def pixel_groups(pixel_dim: int, num_heads: int) -> int:
-    """Groups of the linear maps of pixels: 64 channels each, whole heads in each (VTR-04)."""
+    """Number of groups of the linear maps of pixels: 64 channels and complete heads in each."""
     if pixel_dim % num_heads:
-        raise ValueError(f"a map of {pixel_dim} channels does not divide into {num_heads} heads; choose other heads.")
+        raise ValueError(f"channels ({pixel_dim}) must be divisible by num_heads ({num_heads}). Choose other heads.")
     most = max(1, min(num_heads, pixel_dim // 64))
     return next(groups for groups in range(most, 0, -1) if num_heads % groups == 0)
 
 
 TOKENIZERS: dict[str, Callable[..., nn.Module]] = {
     "filter": FilterTokenizer,
-    "clustering": ClusterTokenizer,
+    "clustering": KMeansTokenizer,
     "pooling": PoolTokenizer,
-}  # of a first module, by name; put your own beside them: (pixel_dim, token_dim, num_tokens, norm=...) -> module
+}  # of a first module, by name; add your own: (pixel_dim, token_dim, num_tokens, norm=...) -> module

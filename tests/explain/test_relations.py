@@ -10,7 +10,7 @@ import saccade
 from saccade.explain.attend import Attention, attentions
 from saccade.explain.observe import observe
 from saccade.explain.relations import centres, draw_links, draw_matrix, relation_figure, relations
-from saccade.kernels import enabled
+from saccade.ops import enabled
 from tests.explain.planted import looking_at, quadrants, step, view
 
 

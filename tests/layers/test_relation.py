@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from saccade.layers.linear import FoldedLinearNorm, GroupedLinear, LinearNorm, ListNorm
-from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, TokenTransformer
+from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, VisualTokenTransformer
 from tests import slow
 
 B, M, D = 2, 5, 24
@@ -26,7 +26,6 @@ def test_folding_the_norm_changes_nothing_but_the_way(groups, training):
     folded.train(training)
     found = [layer(tokens()) for layer in (plain, folded)]
     torch.testing.assert_close(*found)
-    torch.testing.assert_close(folded.grouped(tokens()).flatten(2), plain.grouped(tokens()).flatten(2))
     for a, b in zip(
         torch.autograd.grad(found[0].square().sum(), list(plain.parameters())),
         torch.autograd.grad(found[1].square().sum(), list(folded.parameters())),
@@ -47,7 +46,7 @@ def test_linear_norm_is_a_one_by_one_convolution_and_batch_norm(groups):
 
 
 def test_groups_that_do_not_divide_are_named():
-    with pytest.raises(ValueError, match="do not both divide into 5 groups"):
+    with pytest.raises(ValueError, match="divisible by groups \\(5\\)"):
         GroupedLinear(24, 12, 5)
 
 
@@ -68,7 +67,7 @@ def slow_transformer(vectors, layer):
 
 @pytest.mark.parametrize(("heads", "key_groups", "value_groups"), [(1, 1, 1), (4, 2, 1), (4, 4, 2)])
 def test_transformer_is_its_equation(heads, key_groups, value_groups):
-    layer = slow.randomise(TokenTransformer(D, heads, key_groups, value_groups))
+    layer = slow.randomise(VisualTokenTransformer(D, heads, key_groups, value_groups))
     slow.agree(layer(tokens()), [slow_transformer(image, layer) for image in tokens().tolist()])
 
 
@@ -102,7 +101,7 @@ def test_feed_forward_is_its_equation():
     slow.agree(layer(tokens()), found)
 
 
-@pytest.mark.parametrize("layer", [TokenTransformer(D, 4, 2), EquationTransformer(D, 8), FeedForward(D)])
+@pytest.mark.parametrize("layer", [VisualTokenTransformer(D, 4, 2), EquationTransformer(D, 8), FeedForward(D)])
 def test_the_order_of_tokens_does_not_matter(layer):
     """VT-18: permuted tokens come out permuted. Not so in a graph, where every token has its own row."""
     slow.randomise(layer)
@@ -125,12 +124,12 @@ def test_a_transformers_weights_depend_on_the_image_and_a_graphs_do_not():
     graph.fc.norm.bn.bias.data += 1e3  # far from the ReLU's kink
     first, second = influence(graph, tokens(1)), influence(graph, tokens(2))
     torch.testing.assert_close(first, second)
-    transformer = slow.randomise(TokenTransformer(D, 4))
+    transformer = slow.randomise(VisualTokenTransformer(D, 4))
     transformer.mlp.fc.linear.weight.data.zero_()
     assert (influence(transformer, tokens(1)) - influence(transformer, tokens(2))).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("layer", [TokenTransformer(D, 4, 2), FeedForward(D)])
+@pytest.mark.parametrize("layer", [VisualTokenTransformer(D, 4, 2), FeedForward(D)])
 def test_a_fresh_layer_is_the_identity_and_still_learns(layer):
     """Gains that start at zero get a gradient in the first step, the weights before them in the second (VTR-01)."""
     layer = layer.double().train()
@@ -144,5 +143,5 @@ def test_a_fresh_layer_is_the_identity_and_still_learns(layer):
 
 
 def test_heads_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match="does not divide into 5 heads"):
-        TokenTransformer(D, 5)
+    with pytest.raises(ValueError, match="divisible by 2 \\* num_heads \\(5\\)"):
+        VisualTokenTransformer(D, 5)

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import saccade
 from saccade.benchmark import count
-from saccade.layers.relation import TokenTransformer
+from saccade.layers.relation import VisualTokenTransformer
 from saccade.models.paper import REPORTED
 from saccade.tokens.projector import TokenProjector
 from saccade.tokens.visual_tokens import FilterTokenizer, pixel_groups
@@ -117,7 +117,8 @@ def test_a_layer_of_vt_fpn_is_made_of_the_same_bricks(size, tokens, madds):
         tokenizers = [
             FilterTokenizer(dim, 1024, n, pixel_groups(dim, 16)).eval() for dim, n in zip(dims, tokens, strict=True)
         ]
-        transformer, projectors = TokenTransformer(1024).eval(), [TokenProjector(d, 256, 1024).eval() for d in dims]
+        transformer = VisualTokenTransformer(1024).eval()
+        projectors = [TokenProjector(dim, 256, 1024).eval() for dim in dims]
         maps = [torch.empty(1, d, -(-size[0] // s), -(-size[1] // s)) for d, s in zip(dims, strides, strict=True)]
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             found = [tokenizer(features)[0] for tokenizer, features in zip(tokenizers, maps, strict=True)]

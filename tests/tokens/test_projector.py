@@ -67,5 +67,5 @@ def test_the_map_stays_channels_last():
 
 
 def test_heads_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match="does not divide into 3 heads"):
+    with pytest.raises(ValueError, match="divisible by num_heads \\(3\\)"):
         TokenProjector(16, 16, 16, 3)
