@@ -27,6 +27,7 @@ from saccade.layers.grid import channels_last, check_images
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
 from saccade.models.registry import build, choose, pretrained_cfg, register
+from saccade.ops._dispatch import plain_layer
 from saccade.ops.pooling import conv_pool_relu
 from saccade.tokens.locate import LocationAttention, locate
 from saccade.tokens.regions import (
@@ -50,6 +51,7 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
+@plain_layer
 @register_notrace_module
 class PixelNorm(nn.Module):
     """Normalise every pixel over its channels without affine parameters, in the dtype of the features."""
