@@ -13,17 +13,17 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
 from saccade.engine.callbacks import Bar, History, Keeper, Signals, Stopped
-from saccade.engine.classify import Classify
 from saccade.engine.clock import Clock
-from saccade.engine.detect import Detect
 from saccade.engine.feed import Sources
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
 from saccade.engine.report import write_report
 from saccade.engine.results import describe_run, write_json, write_text
-from saccade.engine.segment import Segment
 from saccade.engine.settings import settings_kept
 from saccade.engine.sync_norm import SyncNorms
+from saccade.engine.tasks.classify import Classify
+from saccade.engine.tasks.detect import Detect
+from saccade.engine.tasks.segment import Segment
 from saccade.tasks.open import open_task_model
 
 TASKS: dict[str, type[Training]] = {

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from saccade.engine.callbacks import Keeper
-from saccade.engine.classify import Classify
+from saccade.engine.tasks.classify import Classify
 from saccade.engine.train import train
 from tests.engine.runs import RANDOM, arguments, recipe, rows
 
