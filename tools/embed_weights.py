@@ -168,8 +168,8 @@ def accuracy_of(result: dict[str, Any], card: Card, which: str) -> dict[str, flo
 
 def evaluate(path: Path, task: str, data: str, device: str) -> dict[str, float]:
     """The same for the file as it is shipped."""
-    from saccade.engine.evaluate import evaluate_checkpoint
-    from saccade.engine.evaluate_masks import evaluate_segmenter_checkpoint
+    from saccade.engine.tasks.evaluate_classifier import evaluate_checkpoint
+    from saccade.engine.tasks.evaluate_segmenter import evaluate_segmenter_checkpoint
 
     if task == "classification":
         found = evaluate_checkpoint(path, data, device=device)[0].summary()

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
     from saccade.data.open import find_splits
     from saccade.data.open_videos import find_video_splits
-    from saccade.engine.evaluate import evaluate_checkpoint
+    from saccade.engine.tasks.evaluate_classifier import evaluate_checkpoint
 
     evaluation, card, source = evaluate_checkpoint(
         args.checkpoint,
@@ -112,7 +112,7 @@ def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[st
 
 def segmentation(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
     from saccade.data.open_masks import find_mask_splits
-    from saccade.engine.evaluate_masks import evaluate_segmenter_checkpoint
+    from saccade.engine.tasks.evaluate_segmenter import evaluate_segmenter_checkpoint
     from saccade.tasks.inference import Inference
 
     how = Inference(args.window or 0, args.stride, tuple(args.scales), args.flip)
@@ -145,7 +145,7 @@ def segmentation(args: argparse.Namespace, device: str, dtype: Any) -> dict[str,
 def detection(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
     """With --out also COCO's result files, detections.bbox.json and detections.segm.json."""
     from saccade.data.open_objects import find_object_splits
-    from saccade.engine.evaluate_objects import evaluate_detector_checkpoint
+    from saccade.engine.tasks.evaluate_detector import evaluate_detector_checkpoint
 
     most = detections_that_count(args.checkpoint) if args.max_detections is None else args.max_detections
     evaluation, card, source = evaluate_detector_checkpoint(
@@ -236,7 +236,7 @@ def show(document: dict[str, Any], all_classes: bool) -> None:
 
 def fill_precision(table: Any, document: dict[str, Any]) -> None:
     """COCO's table: a row for boxes and one for masks; what has no objects to find stays empty."""
-    from saccade.engine.evaluate_objects import FIGURES
+    from saccade.engine.tasks.evaluate_detector import FIGURES
 
     table.caption = f"{document['count']} pictures, {document['bad']} unreadable; % at {document['max_detections']} "
     table.caption += "detections a picture and class"

@@ -127,7 +127,7 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
 
     from saccade.data.class_names import mirrored
     from saccade.data.image import read_image
-    from saccade.engine.evaluate_masks import answer, look_at
+    from saccade.engine.tasks.evaluate_segmenter import answer, look_at
     from saccade.tasks.inference import Inference, label
     from saccade.tasks.segments import areas, class_colours, label_image, overlay
 

@@ -14,9 +14,9 @@ from saccade.data.image import BadImage
 from saccade.data.source import Source
 from saccade.data.video import middle_frame
 from saccade.engine.charts import bar_chart, line_chart, matrix_chart
-from saccade.engine.evaluate import Evaluation
 from saccade.engine.recipe import NAMES, Recipe, to_yaml
 from saccade.engine.results import write_text
+from saccade.engine.tasks.evaluate_classifier import Evaluation
 
 SHOWN = 12  # pictures of each kind
 FEW = 60  # classes up to which the whole confusion matrix is drawn

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from saccade.engine.evaluate_masks import answer, look_at
+from saccade.engine.tasks.evaluate_segmenter import answer, look_at
 from saccade.models.card import Card
 from saccade.tasks.inference import Inference
 from saccade.tasks.segments import areas, class_colours, label_image, overlay

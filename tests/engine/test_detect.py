@@ -16,8 +16,13 @@ import saccade
 from saccade.data.object_loader import ObjectEvalLoader
 from saccade.data.objects import SceneObjects
 from saccade.data.source import DataError
-from saccade.engine.evaluate_objects import evaluate_detector, evaluate_detector_checkpoint, metric_for, share_found
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe
+from saccade.engine.tasks.evaluate_detector import (
+    evaluate_detector,
+    evaluate_detector_checkpoint,
+    metric_for,
+    share_found,
+)
 from saccade.engine.train import assemble, train
 from saccade.tasks.open import open_task_model
 from tests.data.coco_files import write

@@ -10,8 +10,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from saccade.data.source import DataError
-from saccade.engine.evaluate_masks import evaluate_segmenter_checkpoint
 from saccade.engine.recipe import load_recipe
+from saccade.engine.tasks.evaluate_segmenter import evaluate_segmenter_checkpoint
 from saccade.engine.train import assemble, train
 from saccade.tasks.inference import Inference
 from saccade.tasks.open import open_task_model

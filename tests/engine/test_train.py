@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from saccade.engine.evaluate import evaluate_checkpoint
 from saccade.engine.module import NonFiniteLoss, Training
 from saccade.engine.recipe import RecipeError
 from saccade.engine.tasks.classify import Classify
+from saccade.engine.tasks.evaluate_classifier import evaluate_checkpoint
 from saccade.engine.train import train
 from tests.engine.runs import recipe, rows
 

@@ -7,7 +7,7 @@ import torch
 
 import saccade
 from saccade.cli import main
-from saccade.engine.evaluate import answer
+from saccade.engine.tasks.evaluate_classifier import answer
 from saccade.models.card import preprocess_of
 from tests.engine.runs import arguments
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from saccade.data.augment import erase, normalise, resize
 from saccade.data.loader import Batch, MemoryEvalLoader, seed_all
 from saccade.data.motion import MotionSet
-from saccade.engine.evaluate import Evaluation, evaluate_model
 from saccade.engine.feed import Feed, Share, batch_augment, evaluation_batches, open_sources, picture_feed
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Recipe, RecipeError
 from saccade.engine.report import classes_section, pictures_section
+from saccade.engine.tasks.evaluate_classifier import Evaluation, evaluate_model
 from saccade.inference.compiling import compiling
 from saccade.models.card import Card, preprocess_of
 from saccade.tasks.classification import accuracy_metrics, build_classifier, classification_loss

@@ -13,11 +13,11 @@ from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader, ObjectLoad
 from saccade.data.object_transforms import AugmentObjects
 from saccade.data.open_objects import open_objects
 from saccade.data.source import DataError
-from saccade.engine.evaluate_objects import ObjectEvaluation, evaluate_detector, metric_for
 from saccade.engine.feed import BadPictures, Feed, Share, Sources
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Data, Recipe
 from saccade.engine.report import classes_section, figure, gallery
+from saccade.engine.tasks.evaluate_detector import ObjectEvaluation, evaluate_detector, metric_for
 from saccade.inference.compiling import compiling
 from saccade.models.card import Card, preprocess_of
 from saccade.tasks.coco import CocoMetric
