@@ -99,7 +99,7 @@ def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namesp
     from saccade.data.augment import normalise
     from saccade.data.image import read_image
     from saccade.data.video import VideoFile
-    from saccade.engine.feed import straight_transform
+    from saccade.engine.loaders import straight_transform
     from saccade.tasks.video import average_views
 
     about = card.preprocess._replace(size=args.size or card.preprocess.size)

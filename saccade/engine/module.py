@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from saccade.data.loader import Batch, seed_all
 from saccade.engine.average import Average
 from saccade.engine.clock import Clock
-from saccade.engine.feed import Feed, Share, Sources
+from saccade.engine.loaders import Feed, Share, Sources
 from saccade.engine.optim import make_optimizer, make_schedule
 from saccade.engine.recipe import Recipe
 from saccade.inference.compiling import compiling

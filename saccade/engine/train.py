@@ -14,7 +14,7 @@ from torch import nn
 
 from saccade.engine.callbacks import Bar, History, Keeper, Signals, Stopped
 from saccade.engine.clock import Clock
-from saccade.engine.feed import Sources
+from saccade.engine.loaders import Sources
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
 from saccade.engine.report import write_report

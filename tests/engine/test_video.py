@@ -7,7 +7,7 @@ import torch
 from saccade.data.clips import EvalClip
 from saccade.data.motion import MOTIONS, MotionSet, write_motions
 from saccade.data.video_source import VideoFolder
-from saccade.engine.feed import evaluation_batches
+from saccade.engine.loaders import evaluation_batches
 from saccade.engine.recipe import RecipeError, load_recipe
 from saccade.engine.tasks.classify import Classify
 from saccade.engine.tasks.evaluate_classifier import evaluate_checkpoint, evaluate_model

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from saccade.data.augment import erase, normalise, resize
 from saccade.data.loader import Batch, MemoryEvalLoader, seed_all
 from saccade.data.motion import MotionSet
-from saccade.engine.feed import Feed, Share, batch_augment, evaluation_batches, open_sources, picture_feed
+from saccade.engine.loaders import Feed, Share, batch_augment, evaluation_batches, open_sources, picture_feed
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Recipe, RecipeError
 from saccade.engine.report import classes_section, pictures_section

@@ -13,7 +13,7 @@ from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader, ObjectLoad
 from saccade.data.object_transforms import AugmentObjects
 from saccade.data.open_objects import open_objects
 from saccade.data.source import DataError
-from saccade.engine.feed import BadPictures, Feed, Share, Sources
+from saccade.engine.loaders import BadPictures, Feed, Share, Sources
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Data, Recipe
 from saccade.engine.report import classes_section, figure, gallery

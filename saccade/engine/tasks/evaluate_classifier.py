@@ -14,7 +14,7 @@ from saccade.data.loader import Batch
 from saccade.data.open import open_split
 from saccade.data.open_videos import find_video_splits
 from saccade.data.source import DataError, Source, check_labels
-from saccade.engine.feed import BadPictures, evaluation_batches
+from saccade.engine.loaders import BadPictures, evaluation_batches
 from saccade.models.card import Card, Preprocess, open_model
 from saccade.tasks.classification import accuracy_metrics, per_class
 from saccade.tasks.video import average_views

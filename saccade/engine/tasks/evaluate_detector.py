@@ -13,7 +13,7 @@ from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader
 from saccade.data.objects import ObjectSource
 from saccade.data.open_objects import open_object_split
 from saccade.data.source import DataError
-from saccade.engine.feed import BadPictures
+from saccade.engine.loaders import BadPictures
 from saccade.models.card import Card
 from saccade.tasks.coco import CocoMetric
 from saccade.tasks.open import open_task_model

@@ -16,7 +16,7 @@ from saccade.data.mask_transforms import PlainPair
 from saccade.data.masks import MaskSource, check_masks, masked
 from saccade.data.open_masks import open_mask_split
 from saccade.data.source import DataError
-from saccade.engine.feed import BadPictures
+from saccade.engine.loaders import BadPictures
 from saccade.models.card import Card, Preprocess
 from saccade.tasks.inference import WHOLE, Inference, infer
 from saccade.tasks.open import open_task_model

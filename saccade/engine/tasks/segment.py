@@ -17,7 +17,7 @@ from saccade.data.mask_transforms import PlainPair, TrainPair
 from saccade.data.masks import MaskSource, masked, read_pair
 from saccade.data.open_masks import open_train_and_val_masks
 from saccade.data.source import DataError
-from saccade.engine.feed import BadPictures, Feed, Share, Sources, memory_feed
+from saccade.engine.loaders import BadPictures, Feed, Share, Sources, memory_feed
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Data, Recipe
 from saccade.engine.report import classes_section, figure, gallery
