@@ -16,8 +16,8 @@ from saccade.data.loader import Batch, seed_all
 from saccade.engine.average import Average
 from saccade.engine.clock import Clock
 from saccade.engine.loaders import Feed, Share, Sources
-from saccade.engine.optim import make_optimizer, make_schedule
 from saccade.engine.recipe import Recipe
+from saccade.engine.schedule import make_optimizer, make_schedule
 from saccade.inference.compiling import compiling
 from saccade.models.card import Card, Preprocess
 from saccade.tasks.classification import freeze_norms

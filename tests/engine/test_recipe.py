@@ -123,7 +123,7 @@ def test_every_recipe_says_what_it_is_and_builds(path):
 
 
 def build_segmenter(recipe: Recipe) -> None:
-    from saccade.engine.optim import make_optimizer
+    from saccade.engine.schedule import make_optimizer
 
     with torch.device("meta"):
         model = saccade.create_segmenter(
@@ -138,7 +138,7 @@ def build_segmenter(recipe: Recipe) -> None:
 
 
 def build_detector(recipe: Recipe) -> None:
-    from saccade.engine.optim import make_optimizer
+    from saccade.engine.schedule import make_optimizer
 
     model = recipe.model
     with torch.device("meta"):
@@ -178,7 +178,7 @@ PRINTED = {
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_the_papers_numbers(name):
-    from saccade.engine.optim import learning_rate
+    from saccade.engine.schedule import learning_rate
 
     recipe: Recipe = load_recipe(Path(__file__).parents[2] / "recipes" / f"{name}.yaml")
     printed = PRINTED[name]
@@ -223,7 +223,7 @@ def test_segmentation_schedules():
 
 def test_what_is_new_in_paca_learns_ten_times_faster():
     """PACA-64: the head, and the layers that score the clusters."""
-    from saccade.engine.optim import make_optimizer
+    from saccade.engine.schedule import make_optimizer
 
     recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "paca_tiny_ade20k.yaml")
     with torch.device("meta"):

@@ -9,8 +9,8 @@ import torch
 
 import saccade
 from saccade.engine.clock import WARM, Clock
-from saccade.engine.optim import learning_rate, make_optimizer, make_schedule
 from saccade.engine.recipe import Optimizer, RecipeError, Schedule, load_recipe
+from saccade.engine.schedule import learning_rate, make_optimizer, make_schedule
 
 STEPS = 100  # updates an epoch
 RECIPES = Path(__file__).parents[2] / "recipes"
