@@ -20,7 +20,7 @@ from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_
 from saccade.engine.report import write_report
 from saccade.engine.results import describe_run, write_json, write_text
 from saccade.engine.settings import settings_kept
-from saccade.engine.sync_norm import SyncNorms
+from saccade.engine.sync_batchnorm import SyncNorms
 from saccade.engine.tasks.classify import Classify
 from saccade.engine.tasks.detect import Detect
 from saccade.engine.tasks.segment import Segment
