@@ -127,8 +127,8 @@ def without_places(command: str) -> str:
 
     def short(word: str) -> str:
         key, sign, path = word.rpartition("=")
-        folder = "recipes/" if "/recipes/" in f"/{path}" else ""
-        return key + sign + folder + Path(path).name
+        _, recipes, name = f"/{path}".rpartition("/recipes/")
+        return key + sign + (f"recipes/{name}" if recipes else Path(path).name)
 
     return " ".join(short(word) for word in command.split())
 

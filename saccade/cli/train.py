@@ -7,7 +7,7 @@ from pathlib import Path
 
 HELP = "train a model on your pictures: a recipe, or a model's name; resumable, with one HTML report"
 EXAMPLE = """saccade train --model svit_nano --data scenes --out runs/first
-         saccade train recipes/svit_nano_cifar10.yaml --data cifar10/ --out runs/cifar --set optimizer.lr=5e-4
+         saccade train recipes/small/svit_nano_cifar10.yaml --data cifar10/ --out runs/cifar --set optimizer.lr=5e-4
          saccade train --resume --out runs/cifar
          saccade train --model paca_nano --head paca --data scenes --out runs/masks"""
 
@@ -65,7 +65,7 @@ def resolve(args: argparse.Namespace):
     if source is None and args.resume and args.out and (Path(args.out) / "recipe.yaml").is_file():
         source = Path(args.out) / "recipe.yaml"
     if source is None and not args.model:
-        raise RecipeError("nothing to train: give a recipe (recipes/*.yaml) or --model NAME.")
+        raise RecipeError("nothing to train: give a recipe (recipes/*/*.yaml) or --model NAME.")
     if args.model and source is None and takes_clips(args.model):
         changes = ["task=video", *changes]
     if args.model:  # options of the recipe's own model would not fit
@@ -97,7 +97,10 @@ def takes_clips(name: str) -> bool:
 
 
 def find_recipe(name: str) -> Path:
-    """A path, or a bare name among the recipes of this source tree or installation."""
+    """Return the path of a recipe given as a path, as "imagenet/svit_small", or by its bare name "svit_small".
+
+    Names are looked up in ./recipes, in this source tree and in the installed data files.
+    """
     from difflib import get_close_matches
 
     from saccade.engine.recipe import RecipeError
@@ -105,14 +108,14 @@ def find_recipe(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    places = [Path("recipes"), Path(__file__).parents[2] / "recipes", Path(sys.prefix) / "share/saccade/recipes"]
-    known = {file.stem: file for place in reversed(places) for file in place.glob("*.yaml")}
-    if path.stem in known and path.parent in (Path("."), Path("recipes")):
-        return known[path.stem]
-    close = get_close_matches(path.stem, known, n=1)
-    raise RecipeError(
-        f"no recipe {name}." + (f" Did you mean {close[0]}?" if close else f" Known: {', '.join(sorted(known))}.")
-    )
+    folders = [Path("recipes"), Path(__file__).parents[2] / "recipes", Path(sys.prefix) / "share/saccade/recipes"]
+    recipes = {file.stem: file for folder in reversed(folders) for file in sorted(folder.glob("*/*.yaml"))}
+    found = recipes.get(path.stem)
+    if found is not None and path.parent.parts in ((), ("recipes",), found.parent.parts[-1:], found.parent.parts[-2:]):
+        return found
+    close = get_close_matches(path.stem, recipes, n=1)
+    hint = f"Did you mean {close[0]}?" if close else f"Known recipes: {', '.join(sorted(recipes))}."
+    raise RecipeError(f"no recipe {name}. {hint}")
 
 
 def tell(result: dict, out: Path) -> None:

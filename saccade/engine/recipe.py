@@ -1,6 +1,6 @@
 """A recipe: everything that decides how a run goes, as typed data, in one flat YAML file.
 
-    recipe = load_recipe("recipes/svit_nano_cifar10.yaml", ["optimizer.lr=5e-4"])
+    recipe = load_recipe("recipes/small/svit_nano_cifar10.yaml", ["optimizer.lr=5e-4"])
 
 Classes never see it: the engine takes it apart and hands plain values on.
 """

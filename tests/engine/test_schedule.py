@@ -28,21 +28,21 @@ def rates(schedule: Schedule, lr: float, epochs: int, at: list[float]) -> list[f
 
 def test_vt_default_decays_by_ten_every_thirty_epochs():
     """VT-51."""
-    schedule = load_recipe(RECIPES / "vt_resnet18_imagenet.yaml").schedule
+    schedule = load_recipe(RECIPES / "imagenet/vt_resnet18.yaml").schedule
     found = rates(schedule, 0.1, 90, [0, 29.99, 30, 59.99, 60, 89])
     assert found == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
 def test_vt_advanced_rises_then_falls_by_1_25_percent_an_epoch():
     """VT-53, VT-58."""
-    schedule = load_recipe(RECIPES / "vt_resnet18_imagenet_advanced.yaml").schedule
+    schedule = load_recipe(RECIPES / "imagenet/vt_resnet18_advanced.yaml").schedule
     found = rates(schedule, 0.16, 400, [0, 2.5, 5, 6, 7, 105])
     assert found == pytest.approx([0.01, 0.085, 0.16, 0.158, 0.16 * 0.9875**2, 0.16 * 0.9875**100])
 
 
 def test_cosine_with_warm_up():
     """SVIT-40, SVIT-43: 1e-6 to 1e-3 in 5 epochs, then the cosine of the whole run down to 1e-5."""
-    schedule = load_recipe(RECIPES / "svit_small_imagenet.yaml").schedule
+    schedule = load_recipe(RECIPES / "imagenet/svit_small.yaml").schedule
     found = rates(schedule, 1e-3, 300, [0, 2.5, 150, 300])
     assert found == pytest.approx([1e-6, 0.5 * (1e-6 + 1e-3), 1e-5 + 0.5 * (1e-3 - 1e-5), 1e-5])
 

@@ -47,12 +47,12 @@ def test_train_json_is_only_json(tmp_path, capsys):
         (["--model", "svit_nano"], "no data: give --data PATH"),
         (["--data", "scenes"], "nothing to train"),
         (["svit_nano_cifar", "--data", "scenes"], "Did you mean svit_nano_cifar10?"),
-        (["demo", "--set", "optimizer.learnrate=1"], "unknown key optimizer.learnrate"),
-        (["demo", "--data", "nowhere/at/all"], "no data at nowhere/at/all"),
-        (["demo", "--set", "model.kwargs.stem=wide"], "stem must be one of conv, patch"),
-        (["demo", "--set", "model.checkpoint=missing.pth"], "no such checkpoint"),
-        (["demo", "--set", "data.scenes=20", "--set", "batch_size=64"], "lower it"),
-        (["demo", "--set", "model.kwargs={wrong: 1}"], "wrong"),
+        (["svit_nano_scenes", "--set", "optimizer.learnrate=1"], "unknown key optimizer.learnrate"),
+        (["svit_nano_scenes", "--data", "nowhere/at/all"], "no data at nowhere/at/all"),
+        (["svit_nano_scenes", "--set", "model.kwargs.stem=wide"], "stem must be one of conv, patch"),
+        (["svit_nano_scenes", "--set", "model.checkpoint=missing.pth"], "no such checkpoint"),
+        (["svit_nano_scenes", "--set", "data.scenes=20", "--set", "batch_size=64"], "lower it"),
+        (["svit_nano_scenes", "--set", "model.kwargs={wrong: 1}"], "wrong"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_1(words, message, tmp_path, capsys):
