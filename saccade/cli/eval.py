@@ -208,15 +208,15 @@ def detections_that_count(checkpoint: str) -> int:
 
 def show(document: dict[str, Any], all_classes: bool) -> None:
     from saccade._extras import require
-    from saccade.engine.recipe import NAMES
+    from saccade.engine.results import METRIC_NAMES
 
     console = require("rich.console", "train").Console()
     table = require("rich.table", "train").Table(title=f"{document['model']} on {document['data']}")
     if document["task"] == "detection":
         fill_precision(table, document)
     else:
-        figures = [key for key in document if key in NAMES]
-        names = [NAMES[key] if key == "loss" else f"{NAMES[key]} %" for key in figures]
+        figures = [key for key in document if key in METRIC_NAMES]
+        names = [METRIC_NAMES[key] if key == "loss" else f"{METRIC_NAMES[key]} %" for key in figures]
         for column in ("pictures", *names, "unreadable"):
             table.add_column(column, justify="right")
         values = [document[key] for key in ("count", *figures, "bad")]

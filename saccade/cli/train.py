@@ -119,14 +119,14 @@ def find_recipe(name: str) -> Path:
 
 
 def tell(result: dict, out: Path) -> None:
-    from saccade.engine.recipe import NAMES
+    from saccade.engine.results import METRIC_NAMES
 
     final, best, score = result["final"], result["best"], result["score"]
-    figures = [f"{NAMES[key]} {final[key]:.2f} %" for key in final if key in NAMES and key != "loss"]
+    figures = [f"{METRIC_NAMES[key]} {final[key]:.2f} %" for key in final if key in METRIC_NAMES and key != "loss"]
     print(f"{result['model']} on {result['data']}: {', '.join(figures)} on {final['count']} pictures")
     speed = result["train_images_per_s"]
     pace = f", {speed:,.0f} images/s" if speed else ""
     length = f"{result['epochs']:g} epochs in {result['minutes']:.1f} min{pace}"
-    print(f"best {NAMES[score]} {best[score]:.2f} % · {length} · {result['unreadable']} unreadable pictures")
+    print(f"best {METRIC_NAMES[score]} {best[score]:.2f} % · {length} · {result['unreadable']} unreadable pictures")
     for name in ("report.html", "best.safetensors", "last.safetensors", "metrics.csv", "result.json", "recipe.yaml"):
         print(f"wrote {out / name}")

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from saccade._extras import require
 from saccade.engine.module import Training
-from saccade.engine.recipe import NAMES
+from saccade.engine.results import METRIC_NAMES
 from saccade.models.card import Card, save_model
 
 MINUTES = 10  # between states, when nothing else asks for one
@@ -237,7 +237,7 @@ def describe(module: Training) -> str:
     if validation:
         if "loss" in validation:
             facts.append(f"val loss {validation['loss']:.3f}")
-        facts.append(f"{NAMES[module.score]} {validation[module.score]:.2f} %")
+        facts.append(f"{METRIC_NAMES[module.score]} {validation[module.score]:.2f} %")
     return " · ".join(facts)
 
 

@@ -50,8 +50,8 @@ class BadPictures:
         if len(self.found) > self.most:
             examples = "; ".join(list(self.found.values())[:3])
             raise DataError(
-                f"{len(self.found)} pictures cannot be read, more than data.max_bad={self.most} allows: {examples}. "
-                "Mend or remove them, or raise data.max_bad."
+                f"{len(self.found)} pictures cannot be read, more than data.max_unreadable={self.most} allows: {examples}. "
+                "Mend or remove them, or raise data.max_unreadable."
             )
 
 
@@ -84,7 +84,7 @@ def open_sources(data: Data, image_size: int, seed: int, frames: int = 0) -> Sou
             size=image_size,
             frames=frames,
         )
-        return Sources(train, val, None, None, BadPictures(data.max_bad))
+        return Sources(train, val, None, None, BadPictures(data.max_unreadable))
     if not data.path:
         raise DataError("no data: give --data PATH (a folder, Parquet, tar shards) or --data scenes.")
     train, val = open_train_and_val(
@@ -97,7 +97,7 @@ def open_sources(data: Data, image_size: int, seed: int, frames: int = 0) -> Sou
         scenes=data.scenes,
         size=image_size,
     )
-    bad = BadPictures(data.max_bad)
+    bad = BadPictures(data.max_unreadable)
     side = None
     if data.cache is True:
         side = memory_size(train, image_size, limit=image_size, budget=2**40) or image_size
@@ -221,7 +221,7 @@ def straight_transform(sizes: Preprocess, views: tuple[int, int] = (1, 1)) -> Ca
 
 def batch_augment(augment: Augment, size: int, sizes: Preprocess) -> BatchAugment:
     """For pictures in memory."""
-    policy = Policy.parse(augment.auto)
+    policy = Policy.parse(augment.auto_augment)
     return BatchAugment(
         size,
         sizes.mean,
@@ -238,6 +238,7 @@ def batch_augment(augment: Augment, size: int, sizes: Preprocess) -> BatchAugmen
 
 def _single(augment: Augment, data: Data, sizes: Preprocess) -> dict:
     """For pictures read one by one."""
-    names = ("crop", "pad", "scale", "ratio", "flip", "jitter", "auto")
+    names = ("crop", "pad", "scale", "ratio", "flip", "jitter")
     chosen = {name: value for name, value in asdict(augment).items() if name in names}
+    chosen["auto"] = augment.auto_augment
     return chosen | {"size": sizes.size, "interpolation": data.interpolation, "mean": sizes.mean}

@@ -14,8 +14,8 @@ from saccade.data.image import BadImage
 from saccade.data.source import Source
 from saccade.data.video import middle_frame
 from saccade.engine.charts import bar_chart, line_chart, matrix_chart
-from saccade.engine.recipe import NAMES, Recipe, to_yaml
-from saccade.engine.results import write_text
+from saccade.engine.recipe import Recipe, to_yaml
+from saccade.engine.results import METRIC_NAMES, write_text
 from saccade.engine.tasks.evaluate_classifier import Evaluation
 
 SHOWN = 12  # pictures of each kind
@@ -79,10 +79,14 @@ def write_report(
 def _facts(result: dict[str, Any]) -> str:
     final, best = result["final"], result["best"]
     score = result["score"]
-    facts = [(f"{final[score]:.2f} %", f"{NAMES[score]}, {final['count']:,} pictures")]
-    facts += [(f"{final[key]:.2f} %", NAMES[key]) for key in final if key in NAMES and key not in ("loss", score)]
+    facts = [(f"{final[score]:.2f} %", f"{METRIC_NAMES[score]}, {final['count']:,} pictures")]
+    facts += [
+        (f"{final[key]:.2f} %", METRIC_NAMES[key])
+        for key in final
+        if key in METRIC_NAMES and key not in ("loss", score)
+    ]
     if best:
-        facts.append((f"{best[score]:.2f} %", f"best {NAMES[score]}, update {int(best['step']):,}"))
+        facts.append((f"{best[score]:.2f} %", f"best {METRIC_NAMES[score]}, update {int(best['step']):,}"))
     facts += [
         (f"{result['minutes']:.1f} min", f"{result['epochs']:g} epochs, {result['updates']:,} updates"),
         (f"{result['parameters'] / 1e6:.2f} M", "parameters"),
@@ -108,7 +112,7 @@ def _curves(rows: Sequence[dict[str, Any]], score: str, ema: bool) -> str:
     both = [series("training", f"train_{score}"), series(held, f"val_{score}")]
     charts = [
         line_chart("Loss", [series("training", "train_loss"), series(held, "val_loss")], "epoch"),
-        line_chart(f"{NAMES[score]}, %", both, "epoch"),
+        line_chart(f"{METRIC_NAMES[score]}, %", both, "epoch"),
         line_chart("Learning rate", [series("rate", "lr")], "epoch"),
         line_chart("Throughput, images/s", [series("training", "images_per_s")], "epoch"),
     ]

@@ -16,6 +16,12 @@ from saccade.benchmark import count, describe_machine
 from saccade.engine.module import Training
 from saccade.engine.recipe import to_dict
 
+# Display names of the metrics of all tasks; all but the loss are percentages.
+METRIC_NAMES = {"loss": "loss", "top1": "top-1", "top5": "top-5", "calibration": "calibration error"}
+METRIC_NAMES |= {"miou": "mIoU", "macc": "mean class accuracy", "aacc": "pixel accuracy"}
+METRIC_NAMES |= {"box_ap": "box AP", "box_ap50": "box AP50", "box_ap75": "box AP75"}
+METRIC_NAMES |= {"mask_ap": "mask AP", "mask_ap50": "mask AP50", "mask_ap75": "mask AP75"}
+
 
 def describe_run(
     model: nn.Module,
@@ -50,7 +56,7 @@ def describe_run(
         "epochs": round(clock.steps / (clock.total / recipe.epochs), 2),
         "minutes": round(clock.elapsed() / 60, 2),
         "train_images_per_s": speed and round(speed, 1),
-        "loader_images_per_s": loader_speed(module, recipe.trainer.loader_seconds),
+        "loader_images_per_s": loader_speed(module, recipe.trainer.loader_benchmark_seconds),
         "memory_gib": peak_memory(device),
         "command": command,
         "machine": machine(device),

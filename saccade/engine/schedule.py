@@ -63,14 +63,14 @@ def make_schedule(optimizer: TorchOptimizer, recipe: Schedule, epochs: int, step
     schedule, _ = create_scheduler_v2(
         optimizer,
         sched="step" if constant else recipe.name,
-        num_epochs=epochs * steps - (round(recipe.warmup_epochs * steps) if recipe.warmup_first else 0),
+        num_epochs=epochs * steps - (round(recipe.warmup_epochs * steps) if recipe.decay_after_warmup else 0),
         decay_epochs=max(1, round(recipe.decay_epochs * steps)),
         decay_milestones=[round(epoch * steps) for epoch in recipe.milestones],
         decay_rate=1.0 if constant else recipe.decay_rate,
         min_lr=recipe.min_lr,
         warmup_lr=recipe.warmup_lr,
         warmup_epochs=round(recipe.warmup_epochs * steps),
-        warmup_prefix=recipe.warmup_first,
+        warmup_prefix=recipe.decay_after_warmup,
         step_on_epochs=False,
         updates_per_epoch=1,
     )

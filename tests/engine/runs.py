@@ -10,7 +10,7 @@ SMALL = ["data.path=scenes", "data.scenes=60", "data.image_size=32", "data.worke
          "trainer.log_every=1", "trainer.accelerator=cpu", "trainer.deterministic=true"]  # fmt: skip
 
 # Everything that throws dice, and everything that has a state.
-RANDOM = ["augment.auto=rand-m9-n2-mstd0.5", "augment.mixup=0.8", "augment.cutmix=1.0", "augment.erase=0.25",
+RANDOM = ["augment.auto_augment=rand-m9-n2-mstd0.5", "augment.mixup=0.8", "augment.cutmix=1.0", "augment.erase=0.25",
           "augment.mix_prob=0.8", "regularize.drop_path=0.2", "regularize.dropout=0.1", "ema.decay=0.9",
           "optimizer.clip_grad=1.0", "trainer.accumulate=2"]  # fmt: skip
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import saccade
-from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
+from saccade.engine.recipe import RENAMED, Recipe, RecipeError, load_recipe, to_dict, to_yaml
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 FILES = sorted(RECIPES.glob("*/*.yaml"))
@@ -32,7 +32,7 @@ def test_changes_are_read_as_the_type_of_their_key():
         ("regularize.drop_pth=1", r"Did you mean regularize\.drop_path\?"),
         ("lr=1", r"unknown key lr\. Did you mean optimizer\.lr\?"),
         ("batchsize=1", r"Did you mean batch_size\?"),
-        ("optimizer.learning_rate=1", "Known here: name, lr"),
+        ("optimizer.learning_rate=1", "Known keys: name, lr"),
         ("optimizer.lr=fast", "optimizer.lr.*float.*fast"),
         ("epochs=1.5", "epochs.*int"),
         ("epochs=0", "at least 1"),
@@ -48,6 +48,23 @@ def test_a_wrong_setting_is_named_with_the_right_one(change, words):
         load_recipe(None, [change])
 
 
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_renamed_key_names_new_one(old, new, tmp_path):
+    with pytest.raises(RecipeError, match=rf"^{old} has been renamed: use {new}\.$"):
+        load_recipe(None, [f"{old}=1"])
+    group, _, key = old.partition(".")
+    (tmp_path / "recipe.yaml").write_text(f"{group}: {{{key}: 1}}")
+    with pytest.raises(RecipeError, match=f"use {new}"):
+        load_recipe(tmp_path / "recipe.yaml")
+    group, _, key = new.partition(".")
+    assert key in to_dict(load_recipe(None))[group]
+
+
+def test_renamed_keys():
+    assert RENAMED.keys() == {"augment.auto", "augment.mix_until", "augment.most", "data.max_bad",
+                              "schedule.warmup_first", "trainer.loader_seconds"}  # fmt: skip
+
+
 def test_mixing_needs_pairs():
     with pytest.raises(RecipeError, match="must be even"):
         load_recipe(None, ["augment.mixup=1", "batch_size=33"])
@@ -61,7 +78,7 @@ def test_a_file_with_a_mistake_is_named(tmp_path):
     with pytest.raises(RecipeError, match="not valid YAML"):
         load_recipe(tmp_path / "b.yaml")
     (tmp_path / "c.yaml").write_text("just words")
-    with pytest.raises(RecipeError, match="is no recipe"):
+    with pytest.raises(RecipeError, match="is not a recipe"):
         load_recipe(tmp_path / "c.yaml")
     with pytest.raises(RecipeError, match="no recipe at"):
         load_recipe(tmp_path / "d.yaml")
@@ -198,14 +215,18 @@ def test_the_augmentation_deit_s_followers_share():
     for name in ("imagenet/svit_small", "imagenet/paca_small", "imagenet/sparseformer_tiny"):
         recipe = load_recipe(RECIPES / f"{name}.yaml")
         augment = recipe.augment
-        assert (augment.auto, augment.mixup, augment.cutmix) == ("rand-m9-mstd0.5-inc1", 0.8, 1.0)
+        assert (augment.auto_augment, augment.mixup, augment.cutmix) == ("rand-m9-mstd0.5-inc1", 0.8, 1.0)
         assert (augment.erase, recipe.regularize.label_smoothing) == (0.25, 0.1)
 
 
 def test_the_advanced_recipe_of_vt():
     """VT-54 ... VT-57: AutoAugment, stochastic depth 0.1, dropout 0.2, average 0.99985, distillation 0.8 / 0.2."""
     recipe = load_recipe(RECIPES / "imagenet/vt_resnet18_advanced.yaml")
-    assert (recipe.augment.auto, recipe.regularize.drop_path, recipe.regularize.dropout) == ("original", 0.1, 0.2)
+    assert (recipe.augment.auto_augment, recipe.regularize.drop_path, recipe.regularize.dropout) == (
+        "original",
+        0.1,
+        0.2,
+    )
     assert (recipe.ema.decay, recipe.distill.weight, recipe.trainer.sync_batchnorm) == (0.99985, 0.8, True)
     assert recipe.optimizer.name == "rmsproptf"
 

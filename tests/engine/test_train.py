@@ -179,7 +179,9 @@ def photos(tmp_path):
 
 @pytest.mark.parametrize("cache", ["false", "true"])
 def test_unreadable_pictures_are_skipped_and_counted(photos, tmp_path, cache, caplog):
-    plan = recipe(f"data.path={photos}", "batch_size=8", f"data.cache={cache}", "augment.auto=rand-m9-n2", "epochs=3")
+    plan = recipe(
+        f"data.path={photos}", "batch_size=8", f"data.cache={cache}", "augment.auto_augment=rand-m9-n2", "epochs=3"
+    )
     with caplog.at_level(logging.WARNING):
         result = train(plan, tmp_path / "run", progress=False).result
     assert result["unreadable"] == 3
@@ -191,8 +193,8 @@ def test_unreadable_pictures_are_skipped_and_counted(photos, tmp_path, cache, ca
 
 
 def test_too_many_unreadable_pictures_stop_the_run(photos, tmp_path):
-    plan = recipe(f"data.path={photos}", "batch_size=8", "data.max_bad=2")
-    with pytest.raises(ValueError, match=r"3 pictures cannot be read, more than data\.max_bad=2"):
+    plan = recipe(f"data.path={photos}", "batch_size=8", "data.max_unreadable=2")
+    with pytest.raises(ValueError, match=r"3 pictures cannot be read, more than data\.max_unreadable=2"):
         train(plan, tmp_path / "run", progress=False)
 
 

@@ -45,7 +45,7 @@ def motions(tmp_path_factory):
 def finished(tmp_path_factory, motions):
     """A run on files with all that augments."""
     changes = (f"data.path={motions}", "data.stride=2", "data.views=[2, 3]", "augment.erase=0.5", "augment.mixup=0.8",
-               "augment.cutmix=1.0", "augment.auto=rand-m7-n2", "batch_size=8", "epochs=1")  # fmt: skip
+               "augment.cutmix=1.0", "augment.auto_augment=rand-m7-n2", "batch_size=8", "epochs=1")  # fmt: skip
     return train(recipe(*changes), tmp_path_factory.mktemp("run"), progress=False)
 
 
@@ -67,8 +67,12 @@ def test_a_bad_file_is_reported_and_skipped(finished):
 
 
 def test_more_bad_files_than_allowed_stop_the_run(tmp_path, motions):
-    with pytest.raises(ValueError, match=r"max_bad=0 allows: .*broken.mp4: damaged"):
-        train(recipe(f"data.path={motions}", "data.max_bad=0", "batch_size=17", "epochs=1"), tmp_path, progress=False)
+    with pytest.raises(ValueError, match=r"max_unreadable=0 allows: .*broken.mp4: damaged"):
+        train(
+            recipe(f"data.path={motions}", "data.max_unreadable=0", "batch_size=17", "epochs=1"),
+            tmp_path,
+            progress=False,
+        )
 
 
 def test_erasing_cuts_one_rectangle_out_of_all_frames(tmp_path, monkeypatch):

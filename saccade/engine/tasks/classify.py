@@ -110,7 +110,7 @@ class Classify(Training):
                 images = erase(images, augment.erase, self.dice)
             if self.recipe.trainer.channels_last and len(shape) == 4:
                 images = images.contiguous(memory_format=torch.channels_last)
-            if self.mix is not None and self.clock.share < augment.mix_until and len(images) % 2 == 0:
+            if self.mix is not None and self.clock.share < augment.mix_off_after and len(images) % 2 == 0:
                 images, targets = self.mix(images, targets)
         return images.view(shape), targets
 

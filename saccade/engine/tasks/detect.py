@@ -184,4 +184,4 @@ def open_object_sources(data: Data, seed: int) -> Sources:
     )
     if not len(train) or not len(val):
         raise DataError(f"the {'training' if not len(train) else 'validation'} set is empty.")
-    return Sources(train, val, None, None, BadPictures(data.max_bad))
+    return Sources(train, val, None, None, BadPictures(data.max_unreadable))

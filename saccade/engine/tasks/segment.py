@@ -196,7 +196,7 @@ def pair_options(recipe: Recipe, size: int, classes: list[str]) -> dict[str, Any
         "size": size,
         "base": recipe.data.base_size,
         "scale": tuple(augment.resize),
-        "most": augment.most,
+        "most": augment.max_class_fraction,
         "flip": augment.flip,
         "distort": augment.distort,
         "mirrored": mirrored(classes),
@@ -221,7 +221,7 @@ def open_mask_sources(data: Data, image_size: int, seed: int) -> Sources:
         scenes=data.scenes,
         size=image_size,
     )
-    bad = BadPictures(data.max_bad)
+    bad = BadPictures(data.max_unreadable)
     alike = data.cache is not False and one_size(train, val)
     if data.cache is True and not alike:
         raise DataError("data.cache=true keeps the pictures decoded, which must then all have one size: set it false.")
