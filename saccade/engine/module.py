@@ -10,10 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from saccade.data.loader import Batch, seed_all
-from saccade.engine.average import Average
 from saccade.engine.clock import Clock
 from saccade.engine.loaders import Feed, Share, Sources
 from saccade.engine.recipe import Recipe
@@ -34,6 +34,29 @@ class Assembly(NamedTuple):
     card: Card  # what the model's files will say about it
     sources: Sources
     sizes: Preprocess  # of the training input
+
+
+class Average(ModelEmaV3):
+    """timm's, with its pairs of tensors looked up once: for small models the search takes longer than the average.
+
+    It must first be updated when the model is where it stays.
+    """
+
+    pairs: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]] | None = None
+
+    def apply_update_(self, model: nn.Module, decay: float) -> None:
+        if self.pairs is None:
+            mine, theirs = list(self.module.state_dict().values()), list(model.state_dict().values())
+            real = [tensor.is_floating_point() for tensor in mine]
+            self.pairs = tuple(  # type: ignore[assignment]
+                [tensor for tensor, is_real in zip(tensors, real, strict=True) if is_real == wanted]
+                for wanted in (True, False)
+                for tensors in (mine, theirs)
+            )
+        mine, theirs, my_counts, their_counts = self.pairs  # type: ignore[misc]
+        torch._foreach_lerp_(mine, theirs, weight=1 - decay)
+        if my_counts:
+            torch._foreach_copy_(my_counts, their_counts)
 
 
 class Training(LightningModule):

@@ -4,6 +4,8 @@ import logging
 import os
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,6 @@ from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
 from saccade.engine.report import write_report
 from saccade.engine.results import describe_run, write_json, write_text
-from saccade.engine.settings import settings_kept
 from saccade.engine.sync_batchnorm import SyncNorms
 from saccade.engine.tasks.classify import Classify
 from saccade.engine.tasks.detect import Detect
@@ -44,6 +45,19 @@ class Run(NamedTuple):
     result: dict[str, Any]  # as in result.json
     model: nn.Module  # with the weights that were kept last
     stopped: str = ""  # the signal that ended it early; continue with resume
+
+
+@contextmanager
+def settings_kept() -> Iterator[None]:
+    """Whether algorithms must repeat exactly, and whether cuDNN tries several: behind this as before it."""
+    exact, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn
+    benchmark, deterministic = cudnn.benchmark, cudnn.deterministic
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(exact, warn_only=warn)
+        cudnn.benchmark, cudnn.deterministic = benchmark, deterministic
 
 
 @settings_kept()
