@@ -14,9 +14,10 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
-from saccade.engine.callbacks import Bar, History, Keeper, Signals, Stopped
+from saccade.engine.checkpointing import Keeper, Signals, Stopped
 from saccade.engine.clock import Clock
 from saccade.engine.loaders import Sources
+from saccade.engine.logs import Bar, History
 from saccade.engine.module import Assembly, Training
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
 from saccade.engine.report import write_report

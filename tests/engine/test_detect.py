@@ -114,21 +114,21 @@ def test_the_same_seed_gives_the_same_run_and_a_stopped_one_continues(tmp_path):
     class Halt(Exception):
         pass
 
-    from saccade.engine import callbacks
+    from saccade.engine import checkpointing
 
-    save = callbacks.Keeper.save
+    save = checkpointing.Keeper.save
 
     def halting(self, trainer, module):
         save(self, trainer, module)
         if module.clock.steps == 2:
             raise Halt
 
-    callbacks.Keeper.save = halting
+    checkpointing.Keeper.save = halting
     try:
         with pytest.raises(Halt):
             train(recipe(*changes), tmp_path / "parts", progress=False)
     finally:
-        callbacks.Keeper.save = save
+        checkpointing.Keeper.save = save
     parts = train(recipe(*changes), tmp_path / "parts", resume=True, progress=False)
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, parts.model.state_dict()[name]), name

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from saccade.engine.callbacks import Keeper
+from saccade.engine.checkpointing import Keeper
 from saccade.engine.tasks.classify import Classify
 from saccade.engine.train import train
 from tests.engine.runs import RANDOM, arguments, recipe, rows

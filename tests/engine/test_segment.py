@@ -96,7 +96,7 @@ def test_evaluating_the_file_gives_the_number_of_the_run(finished):
 def test_a_run_that_was_stopped_ends_the_same(tmp_path):
     whole = train(recipe("ema.decay=0.5"), tmp_path / "whole", progress=False)
     plan = recipe("ema.decay=0.5", "trainer.save_every=1")
-    from saccade.engine.callbacks import Keeper, Stopped
+    from saccade.engine.checkpointing import Keeper, Stopped
 
     ordinary = Keeper.save
 
