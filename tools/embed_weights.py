@@ -168,11 +168,11 @@ def accuracy_of(result: dict[str, Any], card: Card, which: str) -> dict[str, flo
 
 def evaluate(path: Path, task: str, data: str, device: str) -> dict[str, float]:
     """The same for the file as it is shipped."""
-    from saccade.engine.tasks.evaluate_classifier import evaluate_checkpoint
+    from saccade.engine.tasks.evaluate_classifier import evaluate_classifier_checkpoint
     from saccade.engine.tasks.evaluate_segmenter import evaluate_segmenter_checkpoint
 
     if task == "classification":
-        found = evaluate_checkpoint(path, data, device=device)[0].summary()
+        found = evaluate_classifier_checkpoint(path, data, device=device)[0].summary()
         return {key: round(found[key], 2) for key in ("top1", "top5", "calibration")}
     found = evaluate_segmenter_checkpoint(path, data, device=device)[0].summary()
     return {key: round(found[key], 2) for key in ("miou", "macc", "aacc")}

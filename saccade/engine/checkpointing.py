@@ -1,7 +1,8 @@
-"""What happens around the updates: states and weights on disk, logs, the progress bar, signals."""
+"""Checkpoints and weights on disk, and stopping on signals."""
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -10,23 +11,23 @@ from typing import Any
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from saccade.engine.module import Training
+from saccade.engine.module import TrainingModule
 from saccade.models.card import Card, save_model
 
-MINUTES = 10  # between states, when nothing else asks for one
+SAVE_MINUTES = 10  # between checkpoints, unless trainer.save_every is set
 
 
-class Stopped(Exception):
-    """A signal asked the run to stop; its state is saved."""
+class StoppedBySignal(Exception):
+    """The run was stopped by a signal after its checkpoint was saved."""
 
 
-class Keeper(Callback):
-    """`last.ckpt` (everything needed to go on), `last.safetensors` and `best.safetensors` (weights); all atomic."""
+class Checkpointer(Callback):
+    """Write `last.ckpt` (the complete state), `last.safetensors` and `best.safetensors` (weights) atomically."""
 
-    def __init__(self, out: Path, card: Card, every: int | None = None):
-        self.out, self.card, self.every = out, card, every
-        self.best: dict[str, float] = {}
-        self.saved = time.monotonic()
+    def __init__(self, out: Path, card: Card, save_every: int | None = None):
+        self.out, self.card, self.save_every = out, card, save_every
+        self.best: dict[str, float] = {}  # metrics and step of best.safetensors
+        self.saved_at = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
@@ -35,12 +36,15 @@ class Keeper(Callback):
         self.best = state_dict["best"]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if pl_module.part or pl_module.owes_validation:  # behind it there will be a state
+        if pl_module.micro_batch or pl_module.validation_pending:  # a checkpoint follows the validation
             return
         steps = pl_module.clock.steps
-        due = steps % self.every == 0 if self.every else time.monotonic() - self.saved > 60 * MINUTES
-        if not self.every and trainer.world_size > 1:  # the watches of the processes differ: the first one's counts
-            due = trainer.strategy.broadcast(due) if steps % 100 == 0 else False
+        if self.save_every:
+            due = steps % self.save_every == 0
+        else:
+            due = time.monotonic() - self.saved_at > 60 * SAVE_MINUTES
+            if trainer.world_size > 1:  # the clocks of the processes differ: rank 0 decides, every 100 steps
+                due = trainer.strategy.broadcast(due) if steps % 100 == 0 else False
         if due:
             self.save(trainer, pl_module)
 
@@ -48,73 +52,72 @@ class Keeper(Callback):
         if trainer.sanity_checking:
             return
         pl_module.check_weights()
-        found = {"step": pl_module.clock.steps, **pl_module.validation}
-        better = not self.best or found[pl_module.score] > self.best[pl_module.score]
-        if better:
-            self.best = found
+        metrics = {"step": pl_module.clock.steps, **pl_module.validation}
+        if not self.best or metrics[pl_module.monitor] > self.best[pl_module.monitor]:
+            self.best = metrics
             self.save_weights(trainer, pl_module, "best.safetensors")
         self.save(trainer, pl_module)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        if isinstance(exception, SIGTERMException):  # raised by Lightning on every process at the same update
+        if isinstance(exception, SIGTERMException):  # raised by Lightning in every process at the same step
             self.save(trainer, pl_module)
 
-    def save(self, trainer: Any, module: Training) -> None:
-        """The state first under another name, then in place: a crash leaves the old one whole."""
+    def save(self, trainer: Any, module: TrainingModule) -> None:
+        """Write a temporary file and rename it, so that a crash leaves the previous checkpoint intact."""
         module.check_weights()
-        fresh = self.out / ".last.ckpt.new"
-        trainer.save_checkpoint(fresh)
+        temporary = self.out / ".last.ckpt.new"
+        trainer.save_checkpoint(temporary)
         if trainer.is_global_zero:
-            os.replace(fresh, self.out / "last.ckpt")
+            os.replace(temporary, self.out / "last.ckpt")
         self.save_weights(trainer, module, "last.safetensors")
-        self.saved = time.monotonic()
+        self.saved_at = time.monotonic()
 
-    def save_weights(self, trainer: Any, module: Training, name: str) -> None:
-        """Of the whole model, gathered from all processes where each holds only a part."""
+    def save_weights(self, trainer: Any, module: TrainingModule, name: str) -> None:
+        """Save the weights of the complete model, gathered from all processes if they are sharded."""
         prefix = "model." if module.ema is None else "ema.module."
-        found = trainer.strategy.lightning_module_state_dict()
+        state_dict = trainer.strategy.lightning_module_state_dict()
         if trainer.is_global_zero:
-            weights = {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
-            save_model(module.kept, self.out / name, self.card, weights, step=str(module.clock.steps))
+            weights = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+            save_model(module.eval_model, self.out / name, self.card, weights, step=str(module.clock.steps))
 
 
-class Signals(Callback):
-    """Ctrl-C, SIGTERM, SIGUSR1 (a cluster's warning): finish the update, save, stop. A second Ctrl-C stops at once."""
+class SignalHandler(Callback):
+    """On SIGINT, SIGTERM or SIGUSR1: finish the step, save, stop. A second SIGINT stops immediately."""
 
-    NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")
+    SIGNALS = ("SIGINT", "SIGTERM", "SIGUSR1")  # SIGUSR1: SLURM's warning before the time limit
 
-    def __init__(self, keeper: Keeper):
-        self.keeper, self.received = keeper, 0
-        self.before: dict[int, Any] = {}
+    def __init__(self, checkpointer: Checkpointer):
+        self.checkpointer, self.received = checkpointer, 0
+        self.previous: dict[int, Any] = {}
 
-    def __enter__(self) -> "Signals":
-        import threading
-
+    def __enter__(self) -> "SignalHandler":
         if threading.current_thread() is threading.main_thread():
-            for number in (getattr(signal, name) for name in self.NAMES if hasattr(signal, name)):
-                self.before[number] = signal.signal(number, self.note)
+            for number in (getattr(signal, name) for name in self.SIGNALS if hasattr(signal, name)):
+                self.previous[number] = signal.signal(number, self.handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
+        for number, handler in self.previous.items():
             signal.signal(number, handler)
 
-    def note(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         if self.received and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = number
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if pl_module.part or (trainer.world_size > 1 and pl_module.clock.steps % 10):
-            return  # processes agree every tenth update
+        if pl_module.micro_batch or (trainer.world_size > 1 and pl_module.clock.steps % 10):
+            return  # several processes synchronise every 10 steps only, as that stalls the GPU
         received = bool(self.received)
-        if trainer.world_size > 1:  # asking the others makes the device wait
+        if trainer.world_size > 1:
             received = trainer.strategy.reduce_boolean_decision(received, all=False)
         if received:
-            self.keeper.save(trainer, pl_module)
-            raise Stopped(signal.Signals(self.received).name if self.received else "another process")
+            self.stop(trainer, pl_module)
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         if self.received and trainer.world_size == 1:
-            self.keeper.save(trainer, pl_module)
-            raise Stopped(signal.Signals(self.received).name)
+            self.stop(trainer, pl_module)
+
+    def stop(self, trainer: Any, module: TrainingModule) -> None:
+        self.checkpointer.save(trainer, module)
+        raise StoppedBySignal(signal.Signals(self.received).name if self.received else "another process")

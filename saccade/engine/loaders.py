@@ -1,8 +1,7 @@
-"""From a recipe's data to batches: opens and checks the sources, decides files or memory, counts bad pictures."""
+"""Data of a run: open and check the sources, read from files or from memory, count unreadable images."""
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +16,15 @@ from saccade.data.loader import (
     MemoryEvalLoader,
     MemoryLoader,
     Order,
+    Sample,
     decode_all,
+    labelled,
     memory_size,
     usable_cores,
 )
 from saccade.data.motion import MotionSet
 from saccade.data.motion_loader import MotionEvalLoader, MotionLoader
+from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader, ObjectLoader
 from saccade.data.open import open_train_and_val
 from saccade.data.open_videos import find_video_splits
 from saccade.data.source import DataError, Source
@@ -31,114 +33,124 @@ from saccade.engine.clock import Clock
 from saccade.engine.recipe import Augment, Data, Recipe
 from saccade.models.card import Preprocess
 
+AnyBatch = Batch | ObjectBatch
 _logger = logging.getLogger(__name__)
 
 
-class BadPictures:
-    """Unreadable pictures: told once each, counted, and too many of them stop the run."""
+class UnreadableImages:
+    """Count unreadable images, log each once, and raise `DataError` when there are more than `limit`."""
 
-    def __init__(self, most: int):
-        self.most = most
-        self.found: dict[str, str] = {}
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.reasons: dict[str, str] = {}  # by split and index
 
-    def add(self, bad: list[tuple[int, str]], role: str = "training") -> None:
+    def __len__(self) -> int:
+        return len(self.reasons)
+
+    def add(self, bad: list[tuple[int, str]], split: str = "training") -> None:
         for index, reason in bad:
-            key = f"{role} {index}"
-            if key not in self.found:
-                self.found[key] = reason
-                _logger.warning("skipped an unreadable picture: %s", reason)
-        if len(self.found) > self.most:
-            examples = "; ".join(list(self.found.values())[:3])
+            key = f"{split} {index}"
+            if key not in self.reasons:
+                self.reasons[key] = reason
+                _logger.warning("skipped an unreadable image: %s", reason)
+        if len(self) > self.limit:
+            examples = "; ".join(list(self.reasons.values())[:3])
             raise DataError(
-                f"{len(self.found)} pictures cannot be read, more than data.max_unreadable={self.most} allows: {examples}. "
-                "Mend or remove them, or raise data.max_unreadable."
+                f"{len(self)} images cannot be read, more than data.max_unreadable={self.limit} allows: {examples}. "
+                "Repair or remove them, or raise data.max_unreadable."
             )
 
 
 class Sources(NamedTuple):
-    """What a run trains on, opened and checked."""
+    """Training and validation data, opened and checked."""
 
-    train: Any  # a `Source`, or what takes its place in other tasks
+    train: Any  # Source, MaskSource or ObjectSource
     val: Any
-    train_memory: Memory | None  # decoded once, when the pictures are small
+    train_memory: Memory | None  # decoded images, if they are cached
     val_memory: Memory | None
-    bad: BadPictures
+    unreadable: UnreadableImages
 
     @property
     def classes(self) -> list[str]:
         return self.train.classes
 
+    @property
+    def train_count(self) -> int:
+        """Number of training images; of readable ones if they are cached."""
+        return len(self.train) if self.train_memory is None else len(self.train_memory.labels)
+
+
+def check_path(data: Data, expected: str) -> str:
+    """Return data.path, or raise an error that says what it may be."""
+    if not data.path:
+        raise DataError(f"no data: give --data PATH ({expected}).")
+    return data.path
+
 
 def open_sources(data: Data, image_size: int, seed: int, frames: int = 0) -> Sources:
-    """Open and check both sets, and decode them now if that pays. With `frames`, they are sets of videos."""
+    """Open and check labelled images, or with `frames` labelled videos; decode small images into memory."""
+    options: dict[str, Any]
     if frames:
-        if not data.path:
-            raise DataError("no data: give --data PATH (a folder or CSV list of videos) or --data motions.")
-        train, val = open_train_and_val(
-            data.path,
-            data.val_path,
-            data.val_fraction,
-            seed,
-            find_video_splits,
-            motions=data.motions,
-            size=image_size,
-            frames=frames,
-        )
-        return Sources(train, val, None, None, BadPictures(data.max_unreadable))
-    if not data.path:
-        raise DataError("no data: give --data PATH (a folder, Parquet, tar shards) or --data scenes.")
-    train, val = open_train_and_val(
-        data.path,
-        data.val_path,
-        data.val_fraction,
-        seed,
-        image_column=data.image_column,
-        label_column=data.label_column,
-        scenes=data.scenes,
-        size=image_size,
-    )
-    bad = BadPictures(data.max_unreadable)
+        path = check_path(data, "a folder or CSV list of videos, or motions")
+        options = {"find": find_video_splits, "motions": data.motions, "frames": frames}
+    else:
+        path = check_path(data, "a folder, Parquet or tar shards, or scenes")
+        options = {"image_column": data.image_column, "label_column": data.label_column, "scenes": data.scenes}
+    train, val = open_train_and_val(path, data.val_path, data.val_fraction, seed, size=image_size, **options)
+    unreadable = UnreadableImages(data.max_unreadable)
     side = None
-    if data.cache is True:
+    if data.cache is True and not frames:
         side = memory_size(train, image_size, limit=image_size, budget=2**40) or image_size
-    elif data.cache == "auto":
+    elif data.cache == "auto" and not frames:
         side = memory_size(train, image_size)
     if side is None:
-        return Sources(train, val, None, None, bad)
-    memories = []
-    for role, source in (("training", train), ("validation", val)):
-        memory = decode_all(source, MemoryTransform(side, data.interpolation), data.workers)
-        bad.add(memory.bad, role)
-        memories.append(memory)
-    return Sources(train, val, memories[0], memories[1], bad)
+        return Sources(train, val, None, None, unreadable)
+    return decode_sources(train, val, MemoryTransform(side, data.interpolation), unreadable, data.workers)
 
 
-class Feed(NamedTuple):
+def decode_sources(
+    train: Any,
+    val: Any,
+    transform: Callable[..., Any],
+    unreadable: UnreadableImages,
+    workers: int | None,
+    sample: Sample = labelled,
+) -> Sources:
+    """Decode both sources into memory."""
+    train_memory = decode_all(train, transform, workers, sample)
+    unreadable.add(train_memory.bad, "training")
+    val_memory = decode_all(val, transform, workers, sample)
+    unreadable.add(val_memory.bad, "validation")
+    return Sources(train, val, train_memory, val_memory, unreadable)
+
+
+class Loaders(NamedTuple):
     """The loaders of one process."""
 
     order: Order
-    train: FileLoader | MemoryLoader | MotionLoader
-    val: EvalLoader | MemoryEvalLoader | MotionEvalLoader
+    train: FileLoader | MemoryLoader | MotionLoader | ObjectLoader
+    val: EvalLoader | MemoryEvalLoader | MotionEvalLoader | ObjectEvalLoader
 
-    def stream(self, clock: Clock, val_every: int) -> "Stream":
-        return Stream(self, clock, val_every)
+    def stream(self, clock: Clock, val_every: int) -> "BatchStream":
+        return BatchStream(self, clock, val_every)
 
 
-class Share(NamedTuple):
-    """One process's part in a run."""
+class Partition(NamedTuple):
+    """The part of a run that one process executes."""
 
     order: Order
-    pictures: int  # of each part of a batch
+    images: int  # per micro-batch
     workers: int
     device: torch.device
 
     @classmethod
-    def of(cls, recipe: Recipe, sources: Sources, device: torch.device, rank: int, world: int, here: int) -> "Share":
-        """Process `rank` of `world`; `here` of them share this machine's cores."""
-        data, parts, memory = recipe.data, recipe.trainer.accumulate, sources.train_memory
-        count = len(sources.train) if memory is None else len(memory.labels)
-        order = Order(count, recipe.batch_size, recipe.seed, rank, world, parts, recipe.augment.repeats)
-        workers = data.workers if data.workers is not None else min(16, max(0, usable_cores() // here - 1))
+    def of(
+        cls, recipe: Recipe, sources: Sources, device: torch.device, rank: int, world: int, local_world: int
+    ) -> "Partition":
+        """Return the partition of process `rank` of `world`; `local_world` processes run on this machine."""
+        data, parts = recipe.data, recipe.trainer.accumulate
+        order = Order(sources.train_count, recipe.batch_size, recipe.seed, rank, world, parts, recipe.augment.repeats)
+        workers = data.workers if data.workers is not None else min(16, max(0, usable_cores() // local_world - 1))
         return cls(order, recipe.batch_size // parts // world, workers, device)
 
     @property
@@ -146,50 +158,54 @@ class Share(NamedTuple):
         return self.device.type == "cuda"
 
 
-def memory_feed(sources: Sources, share: Share) -> Feed | None:
-    """Batches out of decoded pictures, kept on the device; None if they were not decoded."""
-    memory, held, order = sources.train_memory, sources.val_memory, share.order
-    if memory is None or held is None:
+def memory_loaders(sources: Sources, partition: Partition) -> Loaders | None:
+    """Return loaders of images cached on the device, or None if the sources are not cached."""
+    train, val, order = sources.train_memory, sources.val_memory, partition.order
+    if train is None or val is None:
         return None
-    memory, held = memory.to(share.device), held.to(share.device)
-    train = MemoryLoader(memory.images, memory.labels, order, memory.kept)
-    return Feed(order, train, MemoryEvalLoader(held, share.pictures, order.rank, order.world))
-
-
-def picture_feed(recipe: Recipe, sources: Sources, sizes: Preprocess, share: Share) -> Feed:
-    """For classification, of pictures or clips."""
-    data, order = recipe.data, share.order
-    kept = memory_feed(sources, share)
-    if kept is not None:
-        return kept
-    if isinstance(sources.train, MotionSet) and isinstance(sources.val, MotionSet):
-        val = MotionEvalLoader(sources.val.to(share.device), share.pictures, order.rank, order.world)
-        return Feed(order, MotionLoader(sources.train.to(share.device), order), val)
-    change = train_transform(**_single(recipe.augment, data, sizes))
-    if sizes.frames:
-        change = TrainClip(sizes.frames, sizes.stride, change)
-    straight = straight_transform(sizes._replace(size=data.val_size or sizes.size))
-    return Feed(
+    train, val = train.to(partition.device), val.to(partition.device)
+    return Loaders(
         order,
-        FileLoader(sources.train, change, order, share.workers, share.pin),
-        EvalLoader(sources.val, straight, share.pictures, share.workers, order.rank, order.world, share.pin),
+        MemoryLoader(train.images, train.labels, order, train.kept),
+        MemoryEvalLoader(val, partition.images, order.rank, order.world),
     )
 
 
-class Stream:
-    """What Lightning iterates: each pass gives the batches from where the run stands to the next validation."""
+def image_loaders(recipe: Recipe, sources: Sources, preprocess: Preprocess, partition: Partition) -> Loaders:
+    """Return loaders of labelled images or clips."""
+    data, order = recipe.data, partition.order
+    cached = memory_loaders(sources, partition)
+    if cached is not None:
+        return cached
+    if isinstance(sources.train, MotionSet) and isinstance(sources.val, MotionSet):
+        val = MotionEvalLoader(sources.val.to(partition.device), partition.images, order.rank, order.world)
+        return Loaders(order, MotionLoader(sources.train.to(partition.device), order), val)
+    transform: Callable[..., Any] = image_augment(recipe.augment, data, preprocess)
+    if preprocess.frames:
+        transform = TrainClip(preprocess.frames, preprocess.stride, transform)
+    val_transform = make_eval_transform(preprocess._replace(size=data.val_size or preprocess.size))
+    workers, pin = partition.workers, partition.pin
+    return Loaders(
+        order,
+        FileLoader(sources.train, transform, order, workers, pin),
+        EvalLoader(sources.val, val_transform, partition.images, workers, order.rank, order.world, pin),
+    )
 
-    def __init__(self, feed: Feed, clock: Clock, val_every: int):
-        self.feed, self.clock, self.val_every = feed, clock, val_every
 
-    def __iter__(self) -> Iterator[Batch]:
-        order, clock = self.feed.order, self.clock
+class BatchStream:
+    """Iterable for Lightning: each pass yields the batches from the current step to the next validation."""
+
+    def __init__(self, loaders: Loaders, clock: Clock, val_every: int):
+        self.loaders, self.clock, self.val_every = loaders, clock, val_every
+
+    def __iter__(self) -> Iterator[AnyBatch]:
+        order, clock = self.loaders.order, self.clock
         step = clock.steps
-        stretch = order.steps * self.val_every
-        end = min((step // stretch + 1) * stretch, clock.total)
+        interval = order.steps * self.val_every
+        end = min((step // interval + 1) * interval, clock.total_steps)
         while step < end and not clock.expired():
             epoch, start = divmod(step, order.steps)
-            for number, batch in enumerate(self.feed.train.epoch(epoch, start), 1):
+            for number, batch in enumerate(self.loaders.train.epoch(epoch, start), 1):
                 yield batch
                 if number % order.parts == 0:
                     step += 1
@@ -197,35 +213,36 @@ class Stream:
                         break
 
 
-def evaluation_batches(
+def evaluation_loader(
     source: Source,
-    sizes: Preprocess,
+    preprocess: Preprocess,
     batch_size: int,
     workers: int | None,
     device: torch.device | str,
     views: tuple[int, int] = (1, 1),
 ) -> EvalLoader | MotionEvalLoader:
-    """All of a source, once, as an evaluation on one process wants it."""
+    """Return a loader of the complete source for evaluation on one process."""
     if isinstance(source, MotionSet):
         return MotionEvalLoader(source.to(device), batch_size)
     pin = torch.device(device).type == "cuda"
-    return EvalLoader(source, straight_transform(sizes, views), batch_size, workers, pin=pin)
+    return EvalLoader(source, make_eval_transform(preprocess, views), batch_size, workers, pin=pin)
 
 
-def straight_transform(sizes: Preprocess, views: tuple[int, int] = (1, 1)) -> Callable:
-    """How evaluation sees a picture, or a video in `views` clips and crops."""
-    if not sizes.frames:
-        return eval_transform(sizes.size, sizes.crop_pct, sizes.interpolation)
-    return EvalClip(sizes.size, sizes.frames, sizes.stride, sizes.crop_pct, sizes.interpolation, *views)
+def make_eval_transform(preprocess: Preprocess, views: tuple[int, int] = (1, 1)) -> Callable[..., Any]:
+    """Return the evaluation transform of an image, or of a video with `views` temporal clips and spatial crops."""
+    if not preprocess.frames:
+        return eval_transform(preprocess.size, preprocess.crop_pct, preprocess.interpolation)
+    size, frames, stride = preprocess.size, preprocess.frames, preprocess.stride
+    return EvalClip(size, frames, stride, preprocess.crop_pct, preprocess.interpolation, *views)
 
 
-def batch_augment(augment: Augment, size: int, sizes: Preprocess) -> BatchAugment:
-    """For pictures in memory."""
+def batch_augment(augment: Augment, size: int, preprocess: Preprocess) -> BatchAugment:
+    """Return the augmentation of batches that are cached on the device."""
     policy = Policy.parse(augment.auto_augment)
     return BatchAugment(
         size,
-        sizes.mean,
-        sizes.std,
+        preprocess.mean,
+        preprocess.std,
         crop=augment.crop,
         pad=augment.pad,
         scale=augment.scale,
@@ -236,9 +253,17 @@ def batch_augment(augment: Augment, size: int, sizes: Preprocess) -> BatchAugmen
     )
 
 
-def _single(augment: Augment, data: Data, sizes: Preprocess) -> dict:
-    """For pictures read one by one."""
-    names = ("crop", "pad", "scale", "ratio", "flip", "jitter")
-    chosen = {name: value for name, value in asdict(augment).items() if name in names}
-    chosen["auto"] = augment.auto_augment
-    return chosen | {"size": sizes.size, "interpolation": data.interpolation, "mean": sizes.mean}
+def image_augment(augment: Augment, data: Data, preprocess: Preprocess) -> Callable[..., Any]:
+    """Return the augmentation of single images in the loader processes."""
+    return train_transform(
+        preprocess.size,
+        crop=augment.crop,
+        pad=augment.pad,
+        scale=augment.scale,
+        ratio=augment.ratio,
+        flip=augment.flip,
+        jitter=augment.jitter,
+        auto=augment.auto_augment,
+        interpolation=data.interpolation,
+        mean=preprocess.mean,
+    )

@@ -1,6 +1,7 @@
-"""What happens around the updates: states and weights on disk, logs, the progress bar, signals."""
+"""Metrics on disk and progress on the terminal."""
 
 import csv
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -8,36 +9,37 @@ from typing import Any
 from lightning.pytorch import Callback
 
 from saccade._extras import require
-from saccade.engine.module import Training
+from saccade.engine.module import TrainingModule
 from saccade.engine.results import METRIC_NAMES
 
 
-class History(Callback):
-    """`metrics.csv` and TensorBoard: one row every `log_every` updates and one a validation.
+class MetricsLog(Callback):
+    """Write `metrics.csv` and TensorBoard: one row every `log_every` optimizer steps and one per validation.
 
-    Stands before the `Keeper`, so that a state knows how many rows were written up to it. A run that goes on from it
-    drops what came later, and writes that again: none is lost and none is there twice, whenever the run was killed.
+    Must precede the `Checkpointer`, so that a checkpoint contains the number of rows written up to it. A resumed run
+    drops later rows and writes them again: no row is lost or duplicated, whenever the run was killed.
     """
 
     def __init__(self, out: Path, tensorboard: bool = True):
         self.file, self.tensorboard = out / "metrics.csv", tensorboard
         self.rows: list[dict[str, Any]] = []
-        self.known: int | None = None  # rows of the state the run goes on from
+        self.resumed_rows: int | None = None  # number of rows in the checkpoint that the run resumes from
         self.columns: list[str] = []
-        self.marked: tuple[float, int] | None = None
-        self.board: Any = None
+        self.last_row: tuple[float, int] | None = None  # time and step, for the throughput
+        self.writer: Any = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": len(self.rows)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.known = state_dict["rows"]
+        self.resumed_rows = state_dict["rows"]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        steps = pl_module.clock.steps  # 0, or where a resumed run stands
-        self.rows = [row for row in read_rows(self.file) if row["step"] <= steps][: self.known]
-        figures = [f"train_{name}" for name in pl_module.trained] + [f"val_{name}" for name in pl_module.validated]
-        self.columns = ["step", "epoch", "lr", *figures, "images_per_s", "seconds"]
+        steps = pl_module.clock.steps  # 0, or the step of the checkpoint
+        self.rows = [row for row in read_rows(self.file) if row["step"] <= steps][: self.resumed_rows]
+        metrics = [f"train_{name}" for name in pl_module.train_metrics]
+        metrics += [f"val_{name}" for name in pl_module.val_metrics]
+        self.columns = ["step", "epoch", "lr", *metrics, "images_per_s", "seconds"]
         if not trainer.is_global_zero:
             return
         with open(self.file, "w", newline="") as file:
@@ -49,41 +51,41 @@ class History(Callback):
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 return
-            self.board = SummaryWriter(str(self.file.parent / "tensorboard"), purge_step=steps + 1 if steps else None)
+            self.writer = SummaryWriter(str(self.file.parent / "tensorboard"), purge_step=steps + 1 if steps else None)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         clock = pl_module.clock
-        if self.marked is None:
-            self.marked = (time.monotonic(), clock.steps)
-        due = clock.steps % pl_module.recipe.trainer.log_every == 0 or pl_module.owes_validation
-        if not pl_module.part and due:
+        if self.last_row is None:
+            self.last_row = (time.monotonic(), clock.steps)
+        due = clock.steps % pl_module.recipe.trainer.log_every == 0 or pl_module.validation_pending
+        if not pl_module.micro_batch and due:
             self.write_training(trainer, pl_module)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self.marked = None
+        self.last_row = None
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self.write(trainer, pl_module, {f"val_{key}": value for key, value in pl_module.validation.items()})
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        if self.board is not None:
-            self.board.close()
+        if self.writer is not None:
+            self.writer.close()
 
-    def write_training(self, trainer: Any, module: Training) -> None:
-        averages = module.train_averages()
-        if averages is None:
+    def write_training(self, trainer: Any, module: TrainingModule) -> None:
+        metrics = module.mean_train_metrics()
+        if metrics is None:
             return
-        values = {f"train_{key}": value for key, value in averages.items()}
+        values = {f"train_{key}": value for key, value in metrics.items()}
         values["lr"] = max(group["lr"] for group in trainer.optimizers[0].param_groups)
         now, steps = time.monotonic(), module.clock.steps
-        if self.marked is not None and steps > self.marked[1]:
-            values["images_per_s"] = (steps - self.marked[1]) * module.recipe.batch_size / (now - self.marked[0])
-        self.marked = (now, steps)
+        if self.last_row is not None and steps > self.last_row[1]:
+            values["images_per_s"] = (steps - self.last_row[1]) * module.recipe.batch_size / (now - self.last_row[0])
+        self.last_row = (now, steps)
         self.write(trainer, module, values)
 
-    def write(self, trainer: Any, module: Training, values: dict[str, float]) -> None:
+    def write(self, trainer: Any, module: TrainingModule, values: dict[str, float]) -> None:
         clock = module.clock
-        per_epoch = clock.total / module.recipe.epochs
+        per_epoch = clock.total_steps / module.recipe.epochs
         row = {"step": clock.steps, "epoch": round(clock.steps / per_epoch, 4), "seconds": round(clock.elapsed(), 2)}
         row |= {key: float(f"{value:.6g}") for key, value in values.items()}
         self.rows.append(row)
@@ -91,14 +93,14 @@ class History(Callback):
             return
         with open(self.file, "a", newline="") as file:
             csv.DictWriter(file, self.columns).writerow(row)
-        if self.board is not None:
+        if self.writer is not None:
             for key, value in values.items():
-                self.board.add_scalar(key, value, clock.steps)
-            self.board.flush()
+                self.writer.add_scalar(key, value, clock.steps)
+            self.writer.flush()
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.csv, empty cells left out; a last line cut off by a crash is dropped."""
+    """Return the rows of a metrics.csv without empty cells; a last line truncated by a crash is dropped."""
     if not file.is_file():
         return []
     rows = []
@@ -112,61 +114,59 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-class Bar(Callback):
-    """Progress with throughput, time left and metrics: a live bar on a terminal, a line a validation elsewhere."""
+class ProgressBar(Callback):
+    """Show throughput, time left and metrics: a live bar on a terminal, one line per validation elsewhere."""
 
-    def __init__(self, every: float = 0.5):
-        self.every, self.shown = every, 0.0
-        self.live: Any = None
+    def __init__(self, interval: float = 0.5):
+        self.interval, self.refreshed_at = interval, 0.0  # seconds
+        self.bar: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         progress = require("rich.progress", "train")
         console = require("rich.console", "train").Console(stderr=True)
         if not trainer.is_global_zero or not console.is_terminal:
             return
-        self.live = progress.Progress(
+        self.bar = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
             progress.TaskProgressColumn(),
-            progress.TextColumn("{task.fields[facts]}"),
+            progress.TextColumn("{task.fields[status]}"),
             console=console,
         )
-        self.live.start()
-        self.task = self.live.add_task("training", total=1.0, facts="")
+        self.bar.start()
+        self.bar_task = self.bar.add_task("training", total=1.0, status="")
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         now = time.monotonic()
-        if self.live is not None and now - self.shown > self.every:
-            self.shown = now
-            self.live.update(self.task, completed=pl_module.clock.share, facts=describe(pl_module))
+        if self.bar is not None and now - self.refreshed_at > self.interval:
+            self.refreshed_at = now
+            self.bar.update(self.bar_task, completed=pl_module.clock.progress, status=format_status(pl_module))
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.is_global_zero and self.live is None:
-            import sys
-
-            share = f"{100 * pl_module.clock.share:.0f} %"
-            print(f"{share} · update {pl_module.clock.steps} · {describe(pl_module)}", file=sys.stderr, flush=True)
+        if trainer.is_global_zero and self.bar is None:
+            clock = pl_module.clock
+            line = f"{100 * clock.progress:.0f} % · step {clock.steps} · {format_status(pl_module)}"
+            print(line, file=sys.stderr, flush=True)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if self.live is not None:
-            self.live.stop()
-            self.live = None
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self.on_train_end(trainer, pl_module)
 
 
-def describe(module: Training) -> str:
-    """What a person waiting wants to know."""
+def format_status(module: TrainingModule) -> str:
+    """Return throughput, time left and validation metrics as one line."""
     clock, validation = module.clock, module.validation
     speed = clock.images_per_second(module.recipe.batch_size)
-    facts = [f"{speed:,.0f} images/s"] if speed else []
-    if speed and clock.share < 1:
-        left = clock.seconds_left()
-        days, rest = divmod(int(left), 86400)
-        facts.append(f"{f'{days} d ' if days else ''}{time.strftime('%H:%M:%S', time.gmtime(rest))} left")
+    parts = [f"{speed:,.0f} images/s"] if speed else []
+    if speed and clock.progress < 1:
+        days, seconds = divmod(int(clock.seconds_left()), 86400)
+        parts.append(f"{f'{days} d ' if days else ''}{time.strftime('%H:%M:%S', time.gmtime(seconds))} left")
     if validation:
         if "loss" in validation:
-            facts.append(f"val loss {validation['loss']:.3f}")
-        facts.append(f"{METRIC_NAMES[module.score]} {validation[module.score]:.2f} %")
-    return " · ".join(facts)
+            parts.append(f"val loss {validation['loss']:.3f}")
+        parts.append(f"{METRIC_NAMES[module.monitor]} {validation[module.monitor]:.2f} %")
+    return " · ".join(parts)

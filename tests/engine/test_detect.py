@@ -18,10 +18,10 @@ from saccade.data.objects import SceneObjects
 from saccade.data.source import DataError
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe
 from saccade.engine.tasks.evaluate_detector import (
+    coco_metric,
+    detection_quality,
     evaluate_detector,
     evaluate_detector_checkpoint,
-    metric_for,
-    share_found,
 )
 from saccade.engine.train import assemble, train
 from saccade.tasks.open import open_task_model
@@ -60,7 +60,7 @@ def test_a_run_leaves_weights_figures_results_and_a_page(run):
     assert [row["val_box_ap"] for row in log if row["val_box_ap"]]
     page = (run.out / "report.html").read_text()
     assert page.count("<figure>") == 24  # six worst, six best, each with its truth
-    assert "Box AP of each class" in page
+    assert "Box AP per class" in page
 
 
 def test_the_result_files_are_worth_what_the_run_says(run, tmp_path):
@@ -116,19 +116,19 @@ def test_the_same_seed_gives_the_same_run_and_a_stopped_one_continues(tmp_path):
 
     from saccade.engine import checkpointing
 
-    save = checkpointing.Keeper.save
+    save = checkpointing.Checkpointer.save
 
     def halting(self, trainer, module):
         save(self, trainer, module)
         if module.clock.steps == 2:
             raise Halt
 
-    checkpointing.Keeper.save = halting
+    checkpointing.Checkpointer.save = halting
     try:
         with pytest.raises(Halt):
             train(recipe(*changes), tmp_path / "parts", progress=False)
     finally:
-        checkpointing.Keeper.save = save
+        checkpointing.Checkpointer.save = save
     parts = train(recipe(*changes), tmp_path / "parts", resume=True, progress=False)
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, parts.model.state_dict()[name]), name
@@ -194,8 +194,8 @@ def test_a_set_without_objects_is_worth_nothing_and_no_exception():
             return super().objects(index).take(np.array([], int))
 
     source, model = Empty(2, 48, "val"), assemble(recipe()).model
-    found = evaluate_detector(model, ObjectEvalLoader(source, 2, 0), source, metric_for(model, source, 100))
-    assert found.figures == {"box_ap": 0.0}
+    found = evaluate_detector(model, ObjectEvalLoader(source, 2, 0), source, coco_metric(model, source, 100))
+    assert found.metrics == {"box_ap": 0.0}
     assert found.per_class == [None] * 10
 
 
@@ -206,9 +206,9 @@ def test_a_recipe_for_detection_needs_a_head():
 
 def test_how_much_of_a_picture_was_found():
     true = torch.tensor([[0.0, 0, 10, 10], [20, 20, 30, 30]])
-    assert share_found(true, true) == 1.0
-    assert share_found(true[:1], true) == 0.5
-    assert share_found(torch.cat([true, true + 50]), true) == 0.5  # two found, two wrong
-    assert share_found(true[:0], true) == 0.0
-    assert share_found(true[:0], true[:0]) == 1.0
-    assert share_found(true, true[:0]) == 0.0
+    assert detection_quality(true, true) == 1.0
+    assert detection_quality(true[:1], true) == 0.5
+    assert detection_quality(torch.cat([true, true + 50]), true) == 0.5  # two found, two wrong
+    assert detection_quality(true[:0], true) == 0.0
+    assert detection_quality(true[:0], true[:0]) == 1.0
+    assert detection_quality(true, true[:0]) == 0.0

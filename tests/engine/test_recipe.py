@@ -261,7 +261,7 @@ def test_what_is_new_in_paca_learns_ten_times_faster():
     assert len([name for name in faster if name.startswith("backbone.")]) == 3
     assert {name for name, _ in model.head.named_parameters()} == {n[5:] for n in faster if n.startswith("head.")}
     assert all(decays[id(p)] == (0.01 if p.ndim > 1 else 0) for p in model.parameters())
-    with pytest.raises(RecipeError, match="no parameter's name begins with 'nothing"):
+    with pytest.raises(RecipeError, match="no parameter name starts with 'nothing"):
         make_optimizer(model, dataclasses.replace(recipe.optimizer, lr_scale={"nothing.": 2.0}), 16)
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from saccade.engine.checkpointing import Keeper
-from saccade.engine.tasks.classify import Classify
+from saccade.engine.checkpointing import Checkpointer
+from saccade.engine.tasks.classify import ClassificationModule
 from saccade.engine.train import train
 from tests.engine.runs import RANDOM, arguments, recipe, rows
 
@@ -65,7 +65,7 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path):
     at = torch.load(tmp_path / "killed/last.ckpt", weights_only=True)["saccade"]["steps"]
     assert 0 < at < 36, "killed on the way"
     resumed = train(recipe(*LONG), tmp_path / "killed", resume=True, progress=False)
-    assert resumed.result["updates"] == whole.result["updates"] == 36
+    assert resumed.result["steps"] == whole.result["steps"] == 36
     assert_same_weights(tmp_path / "whole", tmp_path / "killed")
     lines = [[row["step"] for row in rows(tmp_path / name)] for name in ("whole", "killed")]
     assert lines[0] == lines[1], "the log has every update once"
@@ -81,7 +81,7 @@ def test_a_crash_right_before_or_behind_a_state_loses_no_row_of_the_log(at, late
     """States of this run: at updates 2, 3 (behind its validation), 4, 6 (likewise) and so on."""
     changes = ["epochs=3", "trainer.save_every=2", "trainer.log_every=1"]
     train(recipe(*changes), tmp_path / "whole", progress=False)
-    saves, save = [], Keeper.save
+    saves, save = [], Checkpointer.save
 
     def crash(*given):
         saves.append(1)
@@ -92,7 +92,7 @@ def test_a_crash_right_before_or_behind_a_state_loses_no_row_of_the_log(at, late
             raise Crash
 
     with monkeypatch.context() as patched:
-        patched.setattr(Keeper, "save", crash)
+        patched.setattr(Checkpointer, "save", crash)
         with pytest.raises(Crash):
             train(recipe(*changes), tmp_path / "crashed", progress=False)
     train(recipe(*changes), tmp_path / "crashed", resume=True, progress=False)
@@ -107,7 +107,7 @@ def test_a_validation_that_was_cut_off_comes_first_when_the_run_goes_on(at, duri
     changes = ["epochs=3", "trainer.log_every=2", "data.val_fraction=0.5"]
     train(recipe(*changes), tmp_path / "whole", progress=False)
     name = "validate" if during else "optimizer_step"
-    ordinary, seen = getattr(Classify, name), []
+    ordinary, seen = getattr(ClassificationModule, name), []
 
     def stop(self, *given, **named):
         ordinary(self, *given, **named)
@@ -116,18 +116,18 @@ def test_a_validation_that_was_cut_off_comes_first_when_the_run_goes_on(at, duri
             signal.raise_signal(signal.SIGUSR1)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Classify, name, stop)
+        patched.setattr(ClassificationModule, name, stop)
         for resume in (False, True) if during else (False,):
             stopped = train(recipe(*changes), tmp_path / "stopped", resume=resume, progress=False)
             assert (stopped.stopped, stopped.result["step"]) == ("SIGUSR1", at)
     assert len(seen) == 1 + during
-    assert torch.load(tmp_path / "stopped/last.ckpt", weights_only=True)["saccade"]["owes_validation"]
+    assert torch.load(tmp_path / "stopped/last.ckpt", weights_only=True)["saccade"]["validation_pending"]
     result = train(recipe(*changes), tmp_path / "stopped", resume=True, progress=False).result
     assert [row["step"] for row in rows(tmp_path / "stopped") if row["val_top1"]] == ["3", "6", "9"]
     assert filled(tmp_path / "stopped", timed=False) == filled(tmp_path / "whole", timed=False)
     assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
-    assert result["updates"] == 9
-    assert not torch.load(tmp_path / "stopped/last.ckpt", weights_only=True)["saccade"]["owes_validation"]
+    assert result["steps"] == 9
+    assert not torch.load(tmp_path / "stopped/last.ckpt", weights_only=True)["saccade"]["validation_pending"]
 
 
 def filled(out: Path, timed: bool = True) -> list[dict[str, str]]:
@@ -142,7 +142,7 @@ def test_sigterm_saves_and_stops_and_the_run_goes_on(tmp_path):
     process.terminate()
     _, words = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "stopped by SIGTERM; the state is saved: saccade train --resume" in words
+    assert "stopped by SIGTERM; the checkpoint is saved. Continue with: saccade train --resume" in words
     state = torch.load(tmp_path / "run/last.ckpt", weights_only=True)
     assert state["saccade"]["steps"] < 1200
     assert set(state) >= {"state_dict", "optimizer_states", "callbacks", "saccade"}
@@ -190,7 +190,7 @@ def test_two_processes_end_a_timed_run_together(tmp_path):
     process = start(tmp_path / "run", *timed, "trainer.devices=2", "trainer.strategy=ddp")
     _, words = process.communicate(timeout=240)
     assert process.returncode == 0, words
-    assert json.loads((tmp_path / "run/result.json").read_text())["updates"] > 10
+    assert json.loads((tmp_path / "run/result.json").read_text())["steps"] > 10
 
 
 def recipe_weights(changes: list[str]) -> dict[str, torch.Tensor]:

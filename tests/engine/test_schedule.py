@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import saccade
-from saccade.engine.clock import WARM, Clock
+from saccade.engine.clock import WARMUP_STEPS, Clock
 from saccade.engine.recipe import Optimizer, RecipeError, Schedule, load_recipe
 from saccade.engine.schedule import learning_rate, make_optimizer, make_schedule
 
@@ -67,7 +67,7 @@ def test_no_weight_decay_on_biases_and_norms():
 
 
 def test_an_unknown_optimizer_is_a_clear_error():
-    with pytest.raises(RecipeError, match="'adamv' cannot be made"):
+    with pytest.raises(RecipeError, match="cannot create optimizer 'adamv'"):
         make_optimizer(torch.nn.Linear(2, 2), Optimizer(name="adamv"), 64)
 
 
@@ -75,7 +75,7 @@ def test_without_a_limit_share_counts_updates():
     clock = Clock(200)
     for _ in range(50):
         clock.tick()
-    assert (clock.share, clock.position, clock.done()) == (0.25, 50, False)
+    assert (clock.progress, clock.position, clock.done()) == (0.25, 50, False)
 
 
 @pytest.mark.parametrize("step_seconds", [0.05, 0.4, 3.0])
@@ -85,13 +85,13 @@ def test_with_a_limit_the_schedule_ends_with_the_time(step_seconds):
     while not clock.done(now):
         now += step_seconds
         clock.tick(now)
-        shares.append(clock.share)
+        shares.append(clock.progress)
         if clock.steps % 40 == 0:
             clock.pause()
             now += 5.0
     jumps = [b - a for a, b in pairwise(shares)]
     assert min(jumps) >= 0
-    assert shares[WARM + 1] < 0.02, "compiling must not eat the warm-up"
+    assert shares[WARMUP_STEPS + 1] < 0.02, "compiling must not eat the warm-up"
     assert max(jumps[:-8]) < 0.05
     assert shares[-1] > 0.95
     assert 600 <= now < 600 + 5 + 2 * step_seconds
@@ -102,7 +102,7 @@ def test_a_limit_that_is_not_needed_changes_nothing():
     for i in range(100):
         limited.tick(0.1 * i)
         free.tick(0.1 * i)
-    assert limited.share == free.share == 1.0
+    assert limited.progress == free.progress == 1.0
     assert math.isclose(limited.position, free.position)
 
 
@@ -113,14 +113,14 @@ def test_the_clock_goes_on_where_it_was():
     state = clock.state_dict()
     later = Clock(100, max_minutes=1)
     later.load_state_dict(state)
-    assert (later.steps, later.share) == (20, clock.share)
+    assert (later.steps, later.progress) == (20, clock.progress)
     assert later.elapsed() >= state["seconds"]
 
 
 def test_throughput_leaves_out_the_warm_up_and_validation():
     clock, now = Clock(1000, now=0.0), 0.0
     for step in range(1, 101):
-        now += 20.0 if step <= WARM else 0.5
+        now += 20.0 if step <= WARMUP_STEPS else 0.5
         clock.tick(now)
         if step == 60:
             clock.pause()

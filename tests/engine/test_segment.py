@@ -60,14 +60,14 @@ def test_a_run_leaves_everything_behind(finished):
     result = json.loads((finished.out / "result.json").read_text())
     assert result == finished.result
     assert (result["model"], result["task"], result["score"]) == ("svit_nano+fpn", "segmentation", "miou")
-    assert (result["updates"], result["train_images"], result["val_images"]) == (8, 40, 10)
+    assert (result["steps"], result["train_images"], result["val_images"]) == (8, 40, 10)
     assert set(result["final"]) == {"count", "loss", "miou", "macc", "aacc", "bad"}
     logged = rows(finished.out)
     assert [int(row["step"]) for row in logged if row["val_miou"]] == [4, 8]
     assert [int(row["step"]) for row in logged if row["train_aacc"]] == list(range(1, 9))
     page = (finished.out / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!data:)', page)
-    for word in ("mIoU", "IoU of each class", "Confusion", "most wrong about", "truth", "% right"):
+    for word in ("mIoU", "IoU per class", "Confusion", "Worst predictions", "ground truth", "% correct"):
         assert word in page
     assert page.count("data:image/jpeg") == 24  # 8 pictures, each with answer and truth
 
@@ -89,28 +89,28 @@ def test_evaluating_the_file_gives_the_number_of_the_run(finished):
     assert card.classes == source.classes
     assert evaluation.confusion.sum() == 10 * 32 * 32
     several = Inference(window=32, scales=(1.0, 1.5), flip=True)
-    again, _, _ = evaluate_segmenter_checkpoint(finished.out, "scenes", how=several, workers=0, scenes=40)
+    again, _, _ = evaluate_segmenter_checkpoint(finished.out, "scenes", inference=several, workers=0, scenes=40)
     assert again.confusion.sum() == 10 * 32 * 32
 
 
 def test_a_run_that_was_stopped_ends_the_same(tmp_path):
     whole = train(recipe("ema.decay=0.5"), tmp_path / "whole", progress=False)
     plan = recipe("ema.decay=0.5", "trainer.save_every=1")
-    from saccade.engine.checkpointing import Keeper, Stopped
+    from saccade.engine.checkpointing import Checkpointer, StoppedBySignal
 
-    ordinary = Keeper.save
+    ordinary = Checkpointer.save
 
     def interrupted(self, trainer, module):
         ordinary(self, trainer, module)
         if module.clock.steps == 6 and not hasattr(interrupted, "done"):
             interrupted.done = True
-            raise Stopped("SIGTERM")
+            raise StoppedBySignal("SIGTERM")
 
-    Keeper.save = interrupted
+    Checkpointer.save = interrupted
     try:
         first = train(plan, tmp_path / "parts", progress=False)
     finally:
-        Keeper.save = ordinary
+        Checkpointer.save = ordinary
     assert first.stopped
     train(plan, tmp_path / "parts", resume=True, progress=False)
     ours, theirs = (load_file(folder / "last.safetensors") for folder in (tmp_path / "parts", whole.out))
@@ -130,7 +130,7 @@ def test_pictures_of_many_sizes_are_read_from_files(tmp_path):
     plan = recipe(f"data.path={tmp_path}", "batch_size=4", "data.val_fraction=0.25", "data.classes=[a, b, c]", "seed=1")
     result = train(plan, tmp_path / "run", progress=False).result
     assert (result["train_images"], result["val_images"], result["unreadable"]) == (9, 3, 1)
-    with pytest.raises(DataError, match="must then all have one size"):
+    with pytest.raises(DataError, match="needs images of one size"):
         assemble(recipe(f"data.path={tmp_path}", "data.cache=true", "data.classes=[a, b, c]"))
 
 

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from saccade.engine.module import NonFiniteLoss, Training
+from saccade.engine.module import NonFiniteLoss, TrainingModule
 from saccade.engine.recipe import RecipeError
-from saccade.engine.tasks.classify import Classify
-from saccade.engine.tasks.evaluate_classifier import evaluate_checkpoint
+from saccade.engine.tasks.classify import ClassificationModule
+from saccade.engine.tasks.evaluate_classifier import evaluate_classifier_checkpoint
 from saccade.engine.train import train
 from tests.engine.runs import recipe, rows
 
@@ -48,7 +48,7 @@ def test_a_run_leaves_everything_behind(finished):
     assert result == finished.result
     assert result["machine"]["torch"] == torch.__version__
     assert result["recipe"]["ema"]["decay"] == 0.5
-    assert (result["updates"], result["epochs"], result["train_images"], result["val_images"]) == (6, 2, 60, 15)
+    assert (result["steps"], result["epochs"], result["train_images"], result["val_images"]) == (6, 2, 60, 15)
 
 
 def test_a_run_that_must_repeat_leaves_the_process_as_it_was(finished):
@@ -76,7 +76,7 @@ def test_the_kept_weights_are_the_average(finished):
 
 
 def test_evaluating_the_file_gives_the_number_of_the_run(finished):
-    evaluation, card, source = evaluate_checkpoint(
+    evaluation, card, source = evaluate_classifier_checkpoint(
         finished.out / "last.safetensors", "scenes", size=32, workers=0, scenes=60
     )
     for name in ("count", "top1", "top5"):
@@ -91,7 +91,7 @@ def test_the_report_is_one_file_that_needs_nothing_else(finished):
     page = (finished.out / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!data:)', page)
     assert "http" not in page.replace("http-equiv", "")
-    for word in ("Curves", "Confusion", "Accuracy of each class", "most wrong about", "Environment", "Recipe"):
+    for word in ("Curves", "Confusion", "Accuracy per class", "Errors with the highest loss", "Environment", "Recipe"):
         assert word in page
     assert page.count("<polyline") >= 5
     assert page.count("data:image/jpeg") >= 1
@@ -104,7 +104,7 @@ def test_a_finished_folder_is_not_overwritten(finished):
     before = (finished.out / "last.safetensors").stat().st_mtime_ns
     with pytest.raises(RecipeError, match="--resume"):
         train(recipe("ema.decay=0.5", "augment.mixup=0.8"), finished.out, progress=False)
-    with pytest.raises(RecipeError, match="batch_size was 20 and is now 10"):
+    with pytest.raises(RecipeError, match="cannot change batch_size: it was 20 and is now 10"):
         train(recipe("batch_size=10"), finished.out, resume=True, progress=False)
     assert (finished.out / "last.safetensors").stat().st_mtime_ns == before
 
@@ -118,13 +118,13 @@ def test_resuming_a_finished_run_only_reports(finished, tmp_path):
 
 
 def test_a_loss_that_is_not_a_number_stops_with_step_names_and_state(tmp_path, monkeypatch):
-    ordinary = Classify.loss
+    ordinary = ClassificationModule.loss
 
     def broken(self, logits, targets, images):
         loss = ordinary(self, logits, targets, images)
         return loss * float("nan") if self.clock.steps == 4 else loss
 
-    monkeypatch.setattr(Classify, "loss", broken)
+    monkeypatch.setattr(ClassificationModule, "loss", broken)
     with pytest.raises(NonFiniteLoss, match=r"nan at update 4\. Its pictures: scenes .*scene \d+.*last\.ckpt"):
         train(recipe(), tmp_path, progress=False)
     state = torch.load(tmp_path / "last.ckpt", weights_only=True)
@@ -134,28 +134,28 @@ def test_a_loss_that_is_not_a_number_stops_with_step_names_and_state(tmp_path, m
 
 def test_ruined_weights_are_not_saved_over_good_ones(tmp_path, monkeypatch):
     """A step can write infinities although its own loss was finite; the next save must notice."""
-    ordinary = Training.optimizer_step
+    ordinary = TrainingModule.optimizer_step
 
     def ruining(self, *args, **kwargs):
         ordinary(self, *args, **kwargs)
         if self.clock.steps == 6:  # the last update of the second epoch: no further loss will tell
             next(self.model.parameters()).data.fill_(float("inf"))
 
-    monkeypatch.setattr(Training, "optimizer_step", ruining)
-    with pytest.raises(NonFiniteLoss, match="no longer finite after update 6"):
+    monkeypatch.setattr(TrainingModule, "optimizer_step", ruining)
+    with pytest.raises(NonFiniteLoss, match="not finite after step 6"):
         train(recipe(), tmp_path, progress=False)
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["saccade"]["steps"] == 3
 
 
 def test_the_way_back_is_gone_by_the_same_thread(tmp_path, monkeypatch):
     """Autograd's own thread for a GPU costs an eager step up to a third of its time (benchmarks/NOTES.md)."""
-    ordinary, seen = Classify.loss, []
+    ordinary, seen = ClassificationModule.loss, []
 
     def heard(self, logits, targets, images):
         logits.register_hook(lambda g: seen.append((torch._C._is_multithreading_enabled(), threading.get_ident())))
         return ordinary(self, logits, targets, images)
 
-    monkeypatch.setattr(Classify, "loss", heard)
+    monkeypatch.setattr(ClassificationModule, "loss", heard)
     train(recipe(), tmp_path, progress=False)
     assert seen == [(False, threading.get_ident())] * 6
     assert torch._C._is_multithreading_enabled()
@@ -194,7 +194,7 @@ def test_unreadable_pictures_are_skipped_and_counted(photos, tmp_path, cache, ca
 
 def test_too_many_unreadable_pictures_stop_the_run(photos, tmp_path):
     plan = recipe(f"data.path={photos}", "batch_size=8", "data.max_unreadable=2")
-    with pytest.raises(ValueError, match=r"3 pictures cannot be read, more than data\.max_unreadable=2"):
+    with pytest.raises(ValueError, match=r"3 images cannot be read, more than data\.max_unreadable=2"):
         train(plan, tmp_path / "run", progress=False)
 
 
@@ -202,7 +202,7 @@ def test_a_time_limit_ends_the_run_properly(tmp_path):
     plan = recipe("epochs=100000", "trainer.max_minutes=0.07", "trainer.val_every=1000", "schedule.min_lr=0")
     result = train(plan, tmp_path, progress=False).result
     logged = rows(tmp_path)
-    assert result["updates"] > 15
+    assert result["steps"] > 15
     assert logged[-1]["val_top1"], "validated at the end"
     rates = [float(row["lr"]) for row in logged if row["lr"]]
     assert min(rates[-3:]) < 0.2 * max(rates), "the schedule came down in time"

@@ -7,10 +7,10 @@ import torch
 from saccade.data.clips import EvalClip
 from saccade.data.motion import MOTIONS, MotionSet, write_motions
 from saccade.data.video_source import VideoFolder
-from saccade.engine.loaders import evaluation_batches
+from saccade.engine.loaders import evaluation_loader
 from saccade.engine.recipe import RecipeError, load_recipe
-from saccade.engine.tasks.classify import Classify
-from saccade.engine.tasks.evaluate_classifier import evaluate_checkpoint, evaluate_model
+from saccade.engine.tasks.classify import ClassificationModule
+from saccade.engine.tasks.evaluate_classifier import evaluate_classifier, evaluate_classifier_checkpoint
 from saccade.engine.train import train
 from saccade.models.card import open_model
 
@@ -51,10 +51,10 @@ def finished(tmp_path_factory, motions):
 
 def test_a_run_on_rendered_clips(tmp_path):
     result = train(recipe(), tmp_path, progress=False).result
-    assert (result["task"], result["updates"], result["train_images"], result["final"]["count"]) == ("video", 4, 32, 8)
+    assert (result["task"], result["steps"], result["train_images"], result["final"]["count"]) == ("video", 4, 32, 8)
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/jpeg") >= 4
-    evaluation, card, _ = evaluate_checkpoint(tmp_path, "motions", split="val", motions=32)
+    evaluation, card, _ = evaluate_classifier_checkpoint(tmp_path, "motions", split="val", motions=32)
     assert (card.preprocess.frames, card.preprocess.size, card.classes) == (4, 32, MOTIONS)
     assert evaluation.top1 == result["final"]["top1"] or evaluation.top1 == result["best"]["top1"]
 
@@ -78,8 +78,10 @@ def test_more_bad_files_than_allowed_stop_the_run(tmp_path, motions):
 def test_erasing_cuts_one_rectangle_out_of_all_frames(tmp_path, monkeypatch):
     """In a still clip frames differ only by the noise that replaced something, and at the same place in each."""
     prepared = []
-    prepare = Classify.prepare
-    monkeypatch.setattr(Classify, "prepare", lambda self, batch: prepared.append(prepare(self, batch)) or prepared[-1])
+    prepare = ClassificationModule.prepare
+    monkeypatch.setattr(
+        ClassificationModule, "prepare", lambda self, batch: prepared.append(prepare(self, batch)) or prepared[-1]
+    )
     train(recipe("augment.erase=1.0", "batch_size=32", "epochs=1"), tmp_path, progress=False)
     images, labels = prepared[0]
     still = images[labels == MOTIONS.index("still")]  # (B, 3, T, H, W)
@@ -96,7 +98,7 @@ def test_views_of_the_evaluation_are_the_mean_of_single_views(finished, motions)
     model, card = open_model(finished.out)
     sizes = card.preprocess
     source = VideoFolder(motions / "val", card.classes)
-    together = evaluate_model(model, evaluation_batches(source, sizes, 3, 0, "cpu", (2, 3)), 8, sizes)
+    together = evaluate_classifier(model, evaluation_loader(source, sizes, 3, 0, "cpu", (2, 3)), 8, sizes)
     middle, spread = (torch.tensor(values).view(3, 1, 1, 1) for values in (sizes.mean, sizes.std))
     for row, index in enumerate(together.indices[:3].tolist()):
         views = EvalClip(sizes.size, sizes.frames, sizes.stride, sizes.crop_pct, clips=2, crops=3)(source.read(index))
@@ -119,7 +121,7 @@ def test_an_image_model_sees_the_middle_frame(tmp_path):
 
 
 def test_a_video_model_asks_for_the_video_task(tmp_path):
-    with pytest.raises(RecipeError, match="takes clips: train it with task: video"):
+    with pytest.raises(RecipeError, match="takes clips. Train it with task: video"):
         train(recipe("task=classification", "data.path=scenes"), tmp_path, progress=False)
 
 

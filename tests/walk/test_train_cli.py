@@ -7,7 +7,7 @@ import torch
 
 import saccade
 from saccade.cli import main
-from saccade.engine.tasks.evaluate_classifier import answer
+from saccade.engine.tasks.evaluate_classifier import predict_logits
 from saccade.models.card import preprocess_of
 from tests.engine.runs import arguments
 
@@ -95,7 +95,9 @@ def test_eval_averages_with_the_mirrored_picture(run, capsys):
     torch.nn.init.normal_(model.get_classifier().weight)
     images = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        once, again = (answer(model, views, preprocess_of(model)).softmax(1) for views in (images, images.flip(-1)))
-        both = answer(model, images, preprocess_of(model), flip=True).softmax(1)
+        once, again = (
+            predict_logits(model, views, preprocess_of(model)).softmax(1) for views in (images, images.flip(-1))
+        )
+        both = predict_logits(model, images, preprocess_of(model), flip=True).softmax(1)
     assert (once - again).abs().max() > 1e-3
     torch.testing.assert_close(both, (once + again) / 2, atol=1e-5, rtol=1e-5)

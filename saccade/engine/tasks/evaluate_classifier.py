@@ -1,7 +1,6 @@
-"""What a trained model is worth: accuracy, calibration, confusion, and its best and worst pictures."""
+"""Evaluation of classifiers: accuracy, calibration, confusion, and per-image losses."""
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,106 +12,105 @@ from saccade.data.augment import normalise, resize
 from saccade.data.loader import Batch
 from saccade.data.open import open_split
 from saccade.data.open_videos import find_video_splits
-from saccade.data.source import DataError, Source, check_labels
-from saccade.engine.loaders import BadPictures, evaluation_batches
+from saccade.data.source import Source, check_labels
+from saccade.engine.loaders import UnreadableImages, evaluation_loader
+from saccade.engine.tasks.evaluation import EvaluationBatches, check_num_classes, inference_autocast
 from saccade.models.card import Card, Preprocess, open_model
 from saccade.tasks.classification import accuracy_metrics, per_class
 from saccade.tasks.video import average_views
 
-MANY = 1000  # classes beyond which no confusion matrix is kept
+MAX_CONFUSION_CLASSES = 1000  # no confusion matrix for more
 
 
 class Evaluation(NamedTuple):
-    """Percentages, and tensors in the order of the source."""
+    """Metrics in percent, and one value per image in the order of evaluation."""
 
     count: int
     loss: float
     top1: float
     top5: float
     calibration: float  # expected calibration error, 15 bins
-    per_class: list[float | None]  # None for a class without pictures
+    per_class: list[float | None]  # accuracy; None for a class without images
     confusion: Tensor | None  # (K, K): true, predicted
-    indices: Tensor  # (N,) of the pictures in their source
+    indices: Tensor  # (N,) of the images in their source
     labels: Tensor  # (N,)
     losses: Tensor  # (N,)
     predicted: Tensor  # (N,)
-    confidence: Tensor  # (N,) probability of the prediction
-    bad: int  # pictures that could not be read
+    confidence: Tensor  # (N,) probability of the predicted class
+    bad: int  # images that could not be read
 
     def summary(self) -> dict[str, Any]:
-        """The numbers, for JSON."""
+        """Return the metrics for JSON."""
         names = ("count", "loss", "top1", "top5", "calibration", "bad")
         return {name: round(getattr(self, name), 4) for name in names}
 
 
 @torch.inference_mode()
-def evaluate_model(
+def evaluate_classifier(
     model: nn.Module,
     batches: Iterable[Batch],
     num_classes: int,
-    sizes: Preprocess,
+    preprocess: Preprocess,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
-    bad: Any = None,
+    unreadable: UnreadableImages | None = None,
     flip: bool = False,
 ) -> Evaluation:
-    """Run `model` over uint8 batches; `dtype` turns autocast on; `bad` counts unreadable pictures.
-
-    With `flip` every answer is averaged with that to the mirrored picture.
-    """
+    """Evaluate `model` on uint8 batches, with autocast to `dtype`; `flip` averages with the mirrored image."""
     model = model.to(device).eval()
     metrics = accuracy_metrics(num_classes, sync=False).to(device)
-    autocast = torch.autocast(torch.device(device).type, dtype) if dtype is not None else nullcontext()
-    found: dict[str, list[Tensor]] = {name: [] for name in ("indices", "labels", "losses", "predicted", "confidence")}
-    unreadable = 0
-    for batch in batches:
-        unreadable += len(batch.bad)
-        if bad is not None:
-            bad.add(batch.bad, "evaluation")
-        if not len(batch.labels):
-            continue
+    reader = EvaluationBatches(batches, unreadable)
+    outputs: list[tuple[Tensor, ...]] = []
+    for batch in reader:
         labels = batch.labels.to(device)
-        with autocast:
-            logits = answer(model, batch.images.to(device), sizes, flip)
+        with inference_autocast(device, dtype):
+            logits = predict_logits(model, batch.images.to(device), preprocess, flip)
         metrics.update(logits, labels)
         confidence, predicted = logits.softmax(1).max(1)
         losses = F.cross_entropy(logits, labels, reduction="none")
-        for name, value in zip(found, (batch.indices, labels, losses, predicted, confidence), strict=True):
-            found[name].append(value.cpu())
-    if not found["labels"]:
-        raise ValueError("no picture could be evaluated.")
-    values = {name: torch.cat(parts) for name, parts in found.items()}
-    shares = {name: 100 * float(value) for name, value in metrics.compute().items()}
-    pairs = values["labels"] * num_classes + values["predicted"]
-    confusion = pairs.bincount(minlength=num_classes**2).view(num_classes, num_classes) if num_classes <= MANY else None
+        outputs.append(tuple(x.cpu() for x in (batch.indices, labels, losses, predicted, confidence)))
+    indices, labels, losses, predicted, confidence = (torch.cat(values) for values in zip(*outputs, strict=True))
+    percent = {name: 100 * float(value) for name, value in metrics.compute().items()}
+    confusion = None
+    if num_classes <= MAX_CONFUSION_CLASSES:
+        pairs = labels * num_classes + predicted
+        confusion = pairs.bincount(minlength=num_classes**2).view(num_classes, num_classes)
     return Evaluation(
-        count=len(values["labels"]),
-        loss=float(values["losses"].double().mean()),
-        **shares,
-        per_class=[
-            None if x is None else 100 * x for x in per_class(values["labels"], values["predicted"], num_classes)
-        ],
+        count=len(labels),
+        loss=float(losses.double().mean()),
+        top1=percent["top1"],
+        top5=percent["top5"],
+        calibration=percent["calibration"],
+        per_class=[None if x is None else 100 * x for x in per_class(labels, predicted, num_classes)],
         confusion=confusion,
-        bad=unreadable,
-        **values,
+        indices=indices,
+        labels=labels,
+        losses=losses,
+        predicted=predicted,
+        confidence=confidence,
+        bad=reader.num_unreadable,
     )
 
 
-def answer(model: nn.Module, images: Tensor, sizes: Preprocess, flip: bool = False) -> Tensor:
-    """uint8 pictures or clips (B, …), or V views of each (B, V, …) -> logits (B, K); views are averaged, and with
-    `flip` each with its mirror image."""
-    views = images.shape[1] if images.ndim > (5 if sizes.frames > 1 else 4) else 0
-    parts = images.flatten(0, 1).split(len(images)) if views else (images,)
-    found = []
-    for part in parts:
-        pixels = normalise(resize(part.float() / 255, sizes.size).clamp(0, 1), sizes.mean, sizes.std)
+def predict_logits(model: nn.Module, images: Tensor, preprocess: Preprocess, flip: bool = False) -> Tensor:
+    """uint8 images or clips (B, …), or V views of each (B, V, …) -> logits (B, K).
+
+    The probabilities of views, and with `flip` of mirrored inputs, are averaged.
+    """
+    views = images.shape[1] if images.ndim > (5 if preprocess.frames > 1 else 4) else 0
+    chunks = images.flatten(0, 1).split(len(images)) if views else (images,)
+    outputs = []
+    for chunk in chunks:
+        pixels = normalise(resize(chunk.float() / 255, preprocess.size).clamp(0, 1), preprocess.mean, preprocess.std)
         logits = model(pixels).float()
-        found.append(average_views(torch.stack((logits, model(pixels.flip(-1)).float()), 1)) if flip else logits)
-    logits = torch.cat(found)
+        if flip:
+            logits = average_views(torch.stack((logits, model(pixels.flip(-1)).float()), 1))
+        outputs.append(logits)
+    logits = torch.cat(outputs)
     return average_views(logits.unflatten(0, (-1, views))) if views else logits
 
 
-def evaluate_checkpoint(
+def evaluate_classifier_checkpoint(
     checkpoint: str | Path,
     data: str | Path,
     split: str | None = None,
@@ -122,25 +120,25 @@ def evaluate_checkpoint(
     workers: int | None = None,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
-    max_bad: int = 100,
+    max_unreadable: int = 100,
     views: tuple[int, int] = (1, 1),
     flip: bool = False,
     **options: Any,
 ) -> tuple[Evaluation, Card, Source]:
-    """A weights file (saccade's, an authors' release, a run's folder) on a data set, by the papers' protocol.
+    """Evaluate a weights file (saccade's or the authors') or a run folder on a data set, by the papers' protocol.
 
-    Shorter side to size / crop_pct, centre crop; `size` and `crop_pct` default to what the file says. Classes are
-    matched by name where both sides have names. A model of clips takes videos, in `views` clips and crops each. With
-    `flip` every answer is averaged with that to the mirrored picture.
+    Images are resized to a shorter side of size / crop_pct and centre-cropped; both default to the file's values.
+    Classes are matched by name if both sides have names. Video models get `views` temporal clips and spatial crops.
     """
     model, card = open_model(checkpoint)
-    sizes = card.preprocess._replace(size=size or card.preprocess.size, crop_pct=crop_pct or card.preprocess.crop_pct)
-    if sizes.frames:
-        options |= {"find": find_video_splits, "frames": sizes.frames}
-    source = open_split(data, split, card.classes or None, size=sizes.size, **options)
-    if len(source.classes) != card.num_classes:
-        raise DataError(f"the model tells {card.num_classes} classes apart, the data has {len(source.classes)}.")
+    default = card.preprocess
+    preprocess = default._replace(size=size or default.size, crop_pct=crop_pct or default.crop_pct)
+    if preprocess.frames:
+        options |= {"find": find_video_splits, "frames": preprocess.frames}
+    source = open_split(data, split, card.classes or None, size=preprocess.size, **options)
+    check_num_classes(card, source.classes)
     check_labels(source, "evaluation")
-    batches = evaluation_batches(source, sizes, batch_size, workers, device, views)
-    bad = BadPictures(max_bad)
-    return evaluate_model(model, batches, card.num_classes, sizes, device, dtype, bad, flip), card, source
+    batches = evaluation_loader(source, preprocess, batch_size, workers, device, views)
+    unreadable = UnreadableImages(max_unreadable)
+    evaluation = evaluate_classifier(model, batches, card.num_classes, preprocess, device, dtype, unreadable, flip)
+    return evaluation, card, source

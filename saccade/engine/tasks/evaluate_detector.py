@@ -1,7 +1,6 @@
-"""What a trained detector is worth: average precision of boxes and masks, and how well it does picture by picture."""
+"""Evaluation of detectors: average precision of boxes and masks, and per-image detection quality."""
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,34 +11,34 @@ from torchvision.ops import box_iou
 from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader
 from saccade.data.objects import ObjectSource
 from saccade.data.open_objects import open_object_split
-from saccade.data.source import DataError
-from saccade.engine.loaders import BadPictures
+from saccade.engine.loaders import UnreadableImages
+from saccade.engine.tasks.evaluation import EvaluationBatches, check_num_classes, inference_autocast
 from saccade.models.card import Card
 from saccade.tasks.coco import CocoMetric
 from saccade.tasks.open import open_task_model
 
-FIGURES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # of boxes and of masks, and their headings
-FIGURES |= {"ap_small": "AP small", "ap_medium": "AP medium", "ap_large": "AP large", "ar": "AR"}
-SURE = 0.5  # score from which on a detection counts for the look at single pictures
+COCO_METRICS = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # of boxes and of masks, with display names
+COCO_METRICS |= {"ap_small": "AP small", "ap_medium": "AP medium", "ap_large": "AP large", "ar": "AR"}
+SCORE_THRESHOLD = 0.5  # of detections in the per-image quality
 
 
 class ObjectEvaluation(NamedTuple):
-    """Percentages, and per picture what the report looks for."""
+    """Metrics in percent, and one value per image."""
 
-    figures: dict[str, float]  # box_ap, box_ap50, …, mask_ap, …; what has no objects to find is left out
-    per_class: list[float | None]  # box AP
-    indices: Tensor  # (N,) of the pictures in their source
-    hits: Tensor  # (N,) objects found, over objects and false detections: 1 is perfect
-    bad: int
-    metric: CocoMetric  # holds all detections, for `write`
+    metrics: dict[str, float]  # box_ap, box_ap50, …, mask_ap, …; without entries that have no objects
+    per_class: list[float | None]  # box AP; None for a class without objects
+    indices: Tensor  # (N,) of the images in their source
+    quality: Tensor  # (N,) detected objects / (objects + false detections)
+    bad: int  # images that could not be read
+    coco: CocoMetric  # has all detections, for `write`
 
     @property
     def count(self) -> int:
         return len(self.indices)
 
     def summary(self) -> dict[str, Any]:
-        """The numbers, for JSON."""
-        return {"count": self.count, **{key: round(value, 4) for key, value in self.figures.items()}, "bad": self.bad}
+        """Return the metrics for JSON."""
+        return {"count": self.count, **{key: round(value, 4) for key, value in self.metrics.items()}, "bad": self.bad}
 
 
 @torch.inference_mode()
@@ -47,47 +46,39 @@ def evaluate_detector(
     model: nn.Module,
     batches: Iterable[ObjectBatch],
     source: ObjectSource,
-    metric: CocoMetric,
+    coco: CocoMetric,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
-    bad: Any = None,
+    unreadable: UnreadableImages | None = None,
 ) -> ObjectEvaluation:
-    """Run `model` over uint8 pictures; `dtype` turns autocast on; `bad` counts unreadable pictures."""
+    """Evaluate `model` on uint8 images, with autocast to `dtype`."""
     model = model.to(device).eval()
-    metric.reset()
-    autocast = torch.autocast(torch.device(device).type, dtype) if dtype is not None else nullcontext()
+    coco.reset()
+    reader = EvaluationBatches(batches, unreadable)
     indices: list[Tensor] = []
-    hits: list[float] = []
-    unreadable = 0
-    for batch in batches:
-        unreadable += len(batch.bad)
-        if bad is not None:
-            bad.add(batch.bad, "evaluation")
-        if not batch.images:
-            continue
-        with autocast:
-            found = model([image.to(device).float() / 255 for image in batch.images])
-        metric.update(found, source.image_ids[batch.indices.numpy()].tolist())
-        hits += [
-            share_found(one["boxes"][one["scores"] >= SURE].cpu(), true["boxes"])
-            for one, true in zip(found, batch.labels, strict=True)
+    quality: list[float] = []
+    for batch in reader:
+        with inference_autocast(device, dtype):
+            predictions = model([image.to(device).float() / 255 for image in batch.images])
+        coco.update(predictions, source.image_ids[batch.indices.numpy()].tolist())
+        quality += [
+            detection_quality(prediction["boxes"][prediction["scores"] >= SCORE_THRESHOLD].cpu(), target["boxes"])
+            for prediction, target in zip(predictions, batch.labels, strict=True)
         ]
         indices.append(batch.indices)
-    if not indices:
-        raise ValueError("no picture could be evaluated.")
-    figures = {"box_ap": 0.0}  # also where there is nothing to find
-    figures |= {name: 100 * value for name, value in metric.compute().items()}
-    per_class = [None if share is None else 100 * share for share in metric.per_class["box"]]
-    return ObjectEvaluation(figures, per_class, torch.cat(indices), torch.tensor(hits), unreadable, metric)
+    metrics = {"box_ap": 0.0}  # also for data without objects
+    metrics |= {name: 100 * value for name, value in coco.compute().items()}
+    per_class = [None if value is None else 100 * value for value in coco.per_class["box"]]
+    return ObjectEvaluation(metrics, per_class, torch.cat(indices), torch.tensor(quality), reader.num_unreadable, coco)
 
 
-def share_found(boxes: Tensor, true: Tensor) -> float:
-    """Objects with a box that overlaps them by half, over objects and boxes without one; classes do not matter here."""
+def detection_quality(boxes: Tensor, true: Tensor) -> float:
+    """Return detected objects / (objects + false boxes), where a detection overlaps by IoU 0.5; ignores classes."""
     if not len(boxes) or not len(true):
         return float(len(boxes) == len(true))
     overlap = box_iou(true, boxes) >= 0.5
-    found, wrong = int(overlap.any(1).sum()), int((~overlap.any(0)).sum())
-    return found / (len(true) + wrong)
+    detected, false = int(overlap.any(1).sum()), int((~overlap.any(0)).sum())
+    return detected / (len(true) + false)
 
 
 def evaluate_detector_checkpoint(
@@ -99,28 +90,25 @@ def evaluate_detector_checkpoint(
     workers: int | None = None,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
-    max_bad: int = 100,
+    max_unreadable: int = 100,
     max_detections: int = 100,
     **options: Any,
 ) -> tuple[ObjectEvaluation, Card, ObjectSource]:
-    """A weights file or a run's folder on a data set; `size` is the shorter side at which it looks at pictures."""
+    """Evaluate a weights file or a run folder on a data set; `size` is the shorter side of the inputs."""
     model, card = open_task_model(checkpoint)
     if size is not None:
-        model.transform.min_size = (size,)
+        transform: Any = model.transform  # torchvision stores a tuple, but infers int
+        transform.min_size = (size,)
     source = open_object_split(data, split, card.classes or None, size=card.preprocess.size, **options)
-    if len(source.classes) != card.num_classes:
-        raise DataError(f"the model tells {card.num_classes} classes apart, the data has {len(source.classes)}.")
+    check_num_classes(card, source.classes)
     batches = ObjectEvalLoader(source, batch_size, workers, pin=device.startswith("cuda"))
-    metric = metric_for(model, source, max_detections)
-    return evaluate_detector(model, batches, source, metric, device, dtype, BadPictures(max_bad)), card, source
+    coco = coco_metric(model, source, max_detections)
+    unreadable = UnreadableImages(max_unreadable)
+    return evaluate_detector(model, batches, source, coco, device, dtype, unreadable), card, source
 
 
-def metric_for(model: nn.Module, source: ObjectSource, max_detections: int) -> CocoMetric:
-    """Of boxes, and of masks where both the model and the data have them."""
-    masks = gives_masks(model) and source.has_masks
+def coco_metric(model: nn.Module, source: ObjectSource, max_detections: int) -> CocoMetric:
+    """Return the metric of boxes, and of masks if both the model and the data have them."""
+    heads: Any = getattr(model, "roi_heads", None)  # region-based detectors only
+    masks = heads is not None and heads.has_mask() and source.has_masks
     return CocoMetric(source.ground_truth(), source.category_ids, masks, max_detections)
-
-
-def gives_masks(model: nn.Module) -> bool:
-    heads = getattr(model, "roi_heads", None)
-    return heads is not None and heads.has_mask()
