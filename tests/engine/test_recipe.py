@@ -1,4 +1,4 @@
-"""Recipes: typed, flat, and the papers' numbers in them."""
+"""Recipes: types, errors, and the papers' values."""
 
 import dataclasses
 from pathlib import Path
@@ -13,7 +13,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 FILES = sorted(RECIPES.glob("*/*.yaml"))
 
 
-def test_changes_are_read_as_the_type_of_their_key():
+def test_changes_are_converted_to_type_of_key():
     recipe = load_recipe(None, ["optimizer.lr=5e-4", "augment.scale=[0.2, 1]", "epochs=3", "trainer.compile=true"])
     assert (recipe.optimizer.lr, recipe.augment.scale, recipe.epochs, recipe.trainer.compile) == (
         5e-4,
@@ -43,7 +43,7 @@ def test_changes_are_read_as_the_type_of_their_key():
         ("ema.decay=1", "between 0 and 1"),
     ],
 )
-def test_a_wrong_setting_is_named_with_the_right_one(change, words):
+def test_wrong_setting_names_right_one(change, words):
     with pytest.raises(RecipeError, match=words):
         load_recipe(None, [change])
 
@@ -65,12 +65,12 @@ def test_renamed_keys():
                               "schedule.warmup_first", "trainer.loader_seconds"}  # fmt: skip
 
 
-def test_mixing_needs_pairs():
+def test_mixup_needs_even_batch():
     with pytest.raises(RecipeError, match="must be even"):
         load_recipe(None, ["augment.mixup=1", "batch_size=33"])
 
 
-def test_a_file_with_a_mistake_is_named(tmp_path):
+def test_error_in_file_names_file(tmp_path):
     (tmp_path / "a.yaml").write_text("optimizer: {momentun: 0.9}")
     with pytest.raises(RecipeError, match=r"Did you mean optimizer\.momentum"):
         load_recipe(tmp_path / "a.yaml")
@@ -84,7 +84,7 @@ def test_a_file_with_a_mistake_is_named(tmp_path):
         load_recipe(tmp_path / "d.yaml")
 
 
-def test_a_resolved_recipe_comes_back_unchanged(tmp_path):
+def test_yaml_round_trip(tmp_path):
     recipe = load_recipe(None, ["optimizer.kwargs.betas=[0.9, 0.98]", "optimizer.weight_decay=1e-8", "data.path=x"])
     (tmp_path / "r.yaml").write_text(to_yaml(recipe))
     assert load_recipe(tmp_path / "r.yaml") == recipe == load_recipe(to_dict(recipe))
@@ -117,7 +117,7 @@ def test_recipe_names():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_recipe_says_what_it_is_and_builds(path):
+def test_recipe_has_header_and_builds(path):
     text = path.read_text()
     for word in ("# source ", "# command ", "# hardware ", "# expected "):
         assert word in text, f"{path.name} needs a header line {word!r}"
@@ -174,7 +174,7 @@ def build_detector(recipe: Recipe) -> None:
     assert make_optimizer(made, recipe.optimizer, recipe.batch_size).param_groups
 
 
-# What the papers print, by the ids of their claims; rates are those at the recipe's own batch.
+# The papers' values; learning rates are effective ones at the recipe's batch size.
 PRINTED = {
     "imagenet/vt_resnet18": dict(epochs=90, batch=256, lr=0.1, decay=4e-5, ids="VT-51"),
     "imagenet/vt_resnet18_advanced": dict(epochs=400, batch=2048, lr=0.16, decay=1e-5, warmup=5, ids="VT-52 VT-53"),
@@ -197,8 +197,10 @@ PRINTED = {
 }
 
 
-@pytest.mark.parametrize("name", PRINTED)
-def test_the_papers_numbers(name):
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.shows(*values["ids"].split())) for name, values in PRINTED.items()]
+)
+def test_recipe_matches_paper(name):
     from saccade.engine.schedule import learning_rate
 
     recipe: Recipe = load_recipe(RECIPES / f"{name}.yaml")
@@ -210,8 +212,8 @@ def test_the_papers_numbers(name):
     assert recipe.regularize.drop_path == printed.get("drop", recipe.regularize.drop_path)
 
 
-def test_the_augmentation_deit_s_followers_share():
-    """SVIT-41, PACA-58, SF-50."""
+@pytest.mark.shows("SVIT-41", "PACA-58", "SF-50")
+def test_deit_augmentation():
     for name in ("imagenet/svit_small", "imagenet/paca_small", "imagenet/sparseformer_tiny"):
         recipe = load_recipe(RECIPES / f"{name}.yaml")
         augment = recipe.augment
@@ -219,8 +221,9 @@ def test_the_augmentation_deit_s_followers_share():
         assert (augment.erase, recipe.regularize.label_smoothing) == (0.25, 0.1)
 
 
-def test_the_advanced_recipe_of_vt():
-    """VT-54 ... VT-57: AutoAugment, stochastic depth 0.1, dropout 0.2, average 0.99985, distillation 0.8 / 0.2."""
+@pytest.mark.shows("VT-54", "VT-55", "VT-56", "VT-57")
+def test_vt_advanced_recipe():
+    """VT Sec. 5.2: AutoAugment, stochastic depth 0.1, dropout 0.2, EMA 0.99985, distillation 0.8 / 0.2."""
     recipe = load_recipe(RECIPES / "imagenet/vt_resnet18_advanced.yaml")
     assert (recipe.augment.auto_augment, recipe.regularize.drop_path, recipe.regularize.dropout) == (
         "original",
@@ -231,14 +234,15 @@ def test_the_advanced_recipe_of_vt():
     assert recipe.optimizer.name == "rmsproptf"
 
 
+@pytest.mark.shows("PACA-64", "VT-70")
 def test_segmentation_schedules():
-    """PACA-64: 160k updates of 16 among 20,210 images, 1500 of warm-up, then a straight line to nothing."""
+    """PaCa: 160k steps of 16 among 20,210 images, 1500 of warm-up, then linear decay to 0."""
     from tests.engine.test_schedule import rates
 
     recipe = load_recipe(RECIPES / "ade20k/paca_small_paca.yaml")
-    updates = 20_210 // recipe.batch_size
-    assert recipe.epochs * updates == pytest.approx(160_000, rel=0.005)
-    assert recipe.schedule.warmup_epochs * updates == pytest.approx(1500, rel=0.005)
+    steps = 20_210 // recipe.batch_size
+    assert recipe.epochs * steps == pytest.approx(160_000, rel=0.005)
+    assert recipe.schedule.warmup_epochs * steps == pytest.approx(1500, rel=0.005)
     assert rates(recipe.schedule, 6e-5, 127, [0, 63.5, 127]) == pytest.approx([1e-6, 3e-5, 0.0], abs=1e-9)
     stuff = load_recipe(RECIPES / "coco/resnet50_vt_fpn_stuff.yaml")
     assert rates(stuff.schedule, 0.04, 12, [1, 7.9, 8, 10.6, 10.7, 12]) == pytest.approx(
@@ -246,8 +250,9 @@ def test_segmentation_schedules():
     )
 
 
-def test_what_is_new_in_paca_learns_ten_times_faster():
-    """PACA-64: the head, and the layers that score the clusters."""
+@pytest.mark.shows("PACA-64")
+def test_new_layers_of_paca_have_ten_times_the_learning_rate():
+    """The head, and the last clustering layers."""
     from saccade.engine.schedule import make_optimizer
 
     recipe = load_recipe(RECIPES / "ade20k/paca_tiny_paca.yaml")
@@ -256,10 +261,10 @@ def test_what_is_new_in_paca_learns_ten_times_faster():
     groups = make_optimizer(model, recipe.optimizer, 16).param_groups
     scales = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
     decays = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
-    faster = {name for name, parameter in model.named_parameters() if scales[id(parameter)] == 10}
-    assert all(name.startswith("head.") or "to_score" in name for name in faster)
-    assert len([name for name in faster if name.startswith("backbone.")]) == 3
-    assert {name for name, _ in model.head.named_parameters()} == {n[5:] for n in faster if n.startswith("head.")}
+    scaled = {name for name, parameter in model.named_parameters() if scales[id(parameter)] == 10}
+    assert all(name.startswith("head.") or "to_score" in name for name in scaled)
+    assert len([name for name in scaled if name.startswith("backbone.")]) == 3
+    assert {name for name, _ in model.head.named_parameters()} == {n[5:] for n in scaled if n.startswith("head.")}
     assert all(decays[id(p)] == (0.01 if p.ndim > 1 else 0) for p in model.parameters())
     with pytest.raises(RecipeError, match="no parameter name starts with 'nothing"):
         make_optimizer(model, dataclasses.replace(recipe.optimizer, lr_scale={"nothing.": 2.0}), 16)
@@ -270,22 +275,23 @@ def test_segmentation_needs_a_head():
         load_recipe(None, ["task=segmentation"])
 
 
-MANY = list(range(480, 801, 32))  # shorter sides of multi-scale training
+MULTI_SCALE = list(range(480, 801, 32))  # shorter sides
 
 
+@pytest.mark.shows("PACA-60", "PACA-61", "SVIT-47", "SVIT-48")
 @pytest.mark.parametrize(
     ("name", "epochs", "milestones", "sides", "drop", "crop"),
     [
-        ("coco/paca_tiny_mask_rcnn", 12, [8, 11], MANY, 0.1, "detr"),  # PACA-60, PACA-61
-        ("coco/paca_base_mask_rcnn", 12, [8, 11], MANY, 0.1, "detr"),
-        ("coco/svit_small_mask_rcnn", 12, [8, 11], 800, 0.1, "none"),  # SVIT-47, SVIT-48
-        ("coco/svit_small_mask_rcnn_3x", 36, [27, 33], MANY, 0.1, "none"),
+        ("coco/paca_tiny_mask_rcnn", 12, [8, 11], MULTI_SCALE, 0.1, "detr"),
+        ("coco/paca_base_mask_rcnn", 12, [8, 11], MULTI_SCALE, 0.1, "detr"),
+        ("coco/svit_small_mask_rcnn", 12, [8, 11], 800, 0.1, "none"),
+        ("coco/svit_small_mask_rcnn_3x", 36, [27, 33], MULTI_SCALE, 0.1, "none"),
         ("coco/svit_base_mask_rcnn", 12, [8, 11], 800, 0.3, "none"),
-        ("coco/svit_base_cascade_mask_rcnn_3x", 36, [27, 33], MANY, 0.3, "none"),
+        ("coco/svit_base_cascade_mask_rcnn_3x", 36, [27, 33], MULTI_SCALE, 0.3, "none"),
     ],
 )
-def test_detection_schedules(name, epochs, milestones, sides, drop, crop):
-    """AdamW 1e-4, weight decay 0.05, batch 16, 500 updates of warm-up; longer side at most 1333."""
+def test_detection_recipes(name, epochs, milestones, sides, drop, crop):
+    """AdamW 1e-4, weight decay 0.05, batch 16, 500 steps of warm-up; longer side at most 1333."""
     recipe = load_recipe(RECIPES / f"{name}.yaml")
     assert (recipe.optimizer.name, recipe.optimizer.lr, recipe.optimizer.weight_decay) == ("adamw", 1e-4, 0.05)
     assert (recipe.epochs, recipe.batch_size, recipe.schedule.milestones) == (epochs, 16, milestones)
@@ -295,9 +301,21 @@ def test_detection_schedules(name, epochs, milestones, sides, drop, crop):
     assert ("cascade" in recipe.model.head) == ("cascade" in name)
 
 
-def test_the_sparse_detector_is_trained_as_detr():
-    """SF-67, SF-69."""
+@pytest.mark.shows("SF-67", "SF-69")
+def test_sparse_detector_is_trained_like_detr():
     recipe = load_recipe(RECIPES / "coco/sparseformer_small_sparse.yaml")
     assert recipe.epochs == 300
     assert (recipe.model.head_kwargs["num_tokens"], recipe.model.head_kwargs["detect_tokens"]) == (400, 100)
     assert (recipe.optimizer.lr, recipe.optimizer.weight_decay, recipe.optimizer.clip_grad) == (1e-4, 1e-4, 0.1)
+
+
+def test_effective_learning_rates_are_noted():
+    """A recipe with reference_batch has the effective rate as a comment on that line."""
+    from saccade.engine.schedule import learning_rate
+
+    scaled = [path for path in FILES if "reference_batch" in path.read_text()]
+    assert len(scaled) == 9
+    for path in scaled:
+        recipe = load_recipe(path)
+        (line,) = [line for line in path.read_text().splitlines() if "reference_batch" in line]
+        assert float(line.rpartition("# effective lr ")[2]) == learning_rate(recipe.optimizer, recipe.batch_size)

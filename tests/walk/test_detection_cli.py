@@ -8,7 +8,7 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 from saccade.data.objects import SceneObjects
-from tests.engine.test_detect import REGIONS, SMALL, TINY
+from tests.engine.tasks.test_detect import REGIONS, SMALL, TINY
 from tests.walk.test_cli import run
 
 EVAL = ["--data", "scenes", "--split", "val", "--set", "scenes=16", "--workers", "0", "--device", "cpu"]

@@ -51,7 +51,10 @@ def test_train_json_is_only_json(tmp_path, capsys):
         (["svit_nano_scenes", "--data", "nowhere/at/all"], "no data at nowhere/at/all"),
         (["svit_nano_scenes", "--set", "model.kwargs.stem=wide"], "stem must be one of conv, patch"),
         (["svit_nano_scenes", "--set", "model.checkpoint=missing.pth"], "no such checkpoint"),
-        (["svit_nano_scenes", "--set", "data.scenes=20", "--set", "batch_size=64"], "lower it"),
+        (
+            ["svit_nano_scenes", "--set", "data.scenes=20", "--set", "batch_size=64"],
+            "must not exceed the 20 training images. Lower it",
+        ),
         (["svit_nano_scenes", "--set", "model.kwargs={wrong: 1}"], "wrong"),
     ],
 )

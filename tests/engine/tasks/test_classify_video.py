@@ -1,4 +1,4 @@
-"""Whole runs on clips: rendered and from files, image models on single frames, views, bad files."""
+"""Training on clips: rendered and from files, image models on single frames, views, unreadable files."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def recipe(*changes: str):
 
 @pytest.fixture(scope="module")
 def motions(tmp_path_factory):
-    """The motions as MP4 files, and one file that is none."""
+    """The motions as MP4 files, with one invalid file per split."""
     root = tmp_path_factory.mktemp("motions")
     write_motions(root, clips=16, size=48, frames=10)
     (root / "train" / "left" / "broken.mp4").write_bytes(b"nothing")
@@ -43,30 +43,30 @@ def motions(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, motions):
-    """A run on files with all that augments."""
+    """A run on files with every augmentation."""
     changes = (f"data.path={motions}", "data.stride=2", "data.views=[2, 3]", "augment.erase=0.5", "augment.mixup=0.8",
                "augment.cutmix=1.0", "augment.auto_augment=rand-m7-n2", "batch_size=8", "epochs=1")  # fmt: skip
     return train(recipe(*changes), tmp_path_factory.mktemp("run"), progress=False)
 
 
-def test_a_run_on_rendered_clips(tmp_path):
+def test_rendered_clips_train(tmp_path):
     result = train(recipe(), tmp_path, progress=False).result
     assert (result["task"], result["steps"], result["train_images"], result["final"]["count"]) == ("video", 4, 32, 8)
     page = (tmp_path / "report.html").read_text()
-    assert page.count("data:image/jpeg") >= 4
+    assert page.count("data:image/jpeg") == 8  # of 8 validation clips
     evaluation, card, _ = evaluate_classifier_checkpoint(tmp_path, "motions", split="val", motions=32)
     assert (card.preprocess.frames, card.preprocess.size, card.classes) == (4, 32, MOTIONS)
     assert evaluation.top1 == result["final"]["top1"] or evaluation.top1 == result["best"]["top1"]
 
 
-def test_a_bad_file_is_reported_and_skipped(finished):
+def test_unreadable_file_is_skipped(finished):
     assert finished.result["unreadable"] == 2
     assert finished.result["train_images"] == 17
     assert finished.result["final"]["count"] == 8
     assert finished.result["final"]["bad"] == 1
 
 
-def test_more_bad_files_than_allowed_stop_the_run(tmp_path, motions):
+def test_too_many_unreadable_files_stop_the_run(tmp_path, motions):
     with pytest.raises(ValueError, match=r"max_unreadable=0 allows: .*broken.mp4: damaged"):
         train(
             recipe(f"data.path={motions}", "data.max_unreadable=0", "batch_size=17", "epochs=1"),
@@ -75,13 +75,16 @@ def test_more_bad_files_than_allowed_stop_the_run(tmp_path, motions):
         )
 
 
-def test_erasing_cuts_one_rectangle_out_of_all_frames(tmp_path, monkeypatch):
-    """In a still clip frames differ only by the noise that replaced something, and at the same place in each."""
+def test_erasing_uses_one_rectangle_for_all_frames(tmp_path, monkeypatch):
+    """Frames of a still clip differ only in the erased rectangle, which is filled with noise."""
     prepared = []
     prepare = ClassificationModule.prepare
-    monkeypatch.setattr(
-        ClassificationModule, "prepare", lambda self, batch: prepared.append(prepare(self, batch)) or prepared[-1]
-    )
+
+    def recording(self, batch):
+        prepared.append(prepare(self, batch))
+        return prepared[-1]
+
+    monkeypatch.setattr(ClassificationModule, "prepare", recording)
     train(recipe("augment.erase=1.0", "batch_size=32", "epochs=1"), tmp_path, progress=False)
     images, labels = prepared[0]
     still = images[labels == MOTIONS.index("still")]  # (B, 3, T, H, W)
@@ -93,24 +96,25 @@ def test_erasing_cuts_one_rectangle_out_of_all_frames(tmp_path, monkeypatch):
         assert mask.sum() == (rows.max() - rows.min() + 1) * (columns.max() - columns.min() + 1) > 0
 
 
-def test_views_of_the_evaluation_are_the_mean_of_single_views(finished, motions):
-    """SF-65: 2 x 3 views at once, against each of them alone."""
+@pytest.mark.shows("SF-65")
+def test_views_are_averaged(finished, motions):
+    """2 x 3 views in one batch, against each view alone."""
     model, card = open_model(finished.out)
     sizes = card.preprocess
     source = VideoFolder(motions / "val", card.classes)
-    together = evaluate_classifier(model, evaluation_loader(source, sizes, 3, 0, "cpu", (2, 3)), 8, sizes)
-    middle, spread = (torch.tensor(values).view(3, 1, 1, 1) for values in (sizes.mean, sizes.std))
-    for row, index in enumerate(together.indices[:3].tolist()):
+    batched = evaluate_classifier(model, evaluation_loader(source, sizes, 3, 0, "cpu", (2, 3)), 8, sizes)
+    mean, std = (torch.tensor(values).view(3, 1, 1, 1) for values in (sizes.mean, sizes.std))
+    for row, index in enumerate(batched.indices[:3].tolist()):
         views = EvalClip(sizes.size, sizes.frames, sizes.stride, sizes.crop_pct, clips=2, crops=3)(source.read(index))
         with torch.no_grad():
-            alone = [model((view.float() / 255 - middle)[None] / spread).softmax(1)[0] for view in views]
-        mean = torch.stack(alone).mean(0)
-        assert int(together.predicted[row]) == int(mean.argmax())
-        assert float(together.confidence[row]) == pytest.approx(float(mean.max()), abs=1e-5)
-        assert float(together.losses[row]) == pytest.approx(-float(mean[source.labels[index]].log()), abs=1e-5)
+            alone = [model((view.float() / 255 - mean)[None] / std).softmax(1)[0] for view in views]
+        average = torch.stack(alone).mean(0)
+        assert int(batched.predicted[row]) == int(average.argmax())
+        assert float(batched.confidence[row]) == pytest.approx(float(average.max()), abs=1e-5)
+        assert float(batched.losses[row]) == pytest.approx(-float(average[source.labels[index]].log()), abs=1e-5)
 
 
-def test_an_image_model_sees_the_middle_frame(tmp_path):
+def test_image_model_gets_middle_frame(tmp_path):
     small = "{num_tokens: 4, focus_dim: 32, cortex_dim: 32, depth: 1, repeats: 1, points: 4, channels: 8, heads: 4}"
     plan = recipe(f"model={{name: sparseformer_nano, kwargs: {small}}}", "epochs=1")
     result = train(plan, tmp_path, progress=False).result
@@ -120,12 +124,12 @@ def test_an_image_model_sees_the_middle_frame(tmp_path):
     assert torch.equal(middle[:, 0], MotionSet(8, 32, 5, "val").clips([3])[0, :, 2])
 
 
-def test_a_video_model_asks_for_the_video_task(tmp_path):
-    with pytest.raises(RecipeError, match="takes clips. Train it with task: video"):
+def test_video_model_needs_video_task(tmp_path):
+    with pytest.raises(RecipeError, match=r"takes clips\. Train it with task: video"):
         train(recipe("task=classification", "data.path=scenes"), tmp_path, progress=False)
 
 
-def test_the_command_knows_a_video_model_by_its_name():
+def test_command_recognises_video_models():
     from saccade.cli.train import takes_clips
 
     assert takes_clips("video_sparseformer_nano")
@@ -133,7 +137,7 @@ def test_the_command_knows_a_video_model_by_its_name():
     assert not takes_clips("no_such_model")
 
 
-def test_training_clips_are_new_every_epoch_and_the_same_again():
+def test_training_clips_differ_per_epoch_and_are_reproducible():
     from saccade.data.loader import Order
     from saccade.data.motion_loader import MotionLoader
 
@@ -146,10 +150,10 @@ def test_training_clips_are_new_every_epoch_and_the_same_again():
 
 
 @pytest.mark.slow
-def test_time_is_used(tmp_path):
-    """A small model learns the motions of photographs it never saw; backwards, it takes left for right.
+def test_video_model_uses_frame_order(tmp_path):
+    """A small model generalises to held-out photographs; with frames reversed it predicts the opposite motion.
 
-    An image model with the same plan stays near chance. Minutes on a core.
+    An image model with the same recipe stays near chance. Takes minutes on one core.
     """
     kwargs = (
         "{inflation: 4, num_tokens: 9, focus_dim: 64, cortex_dim: 96, depth: 3, repeats: 2, points: 9, channels: 24}"
@@ -165,16 +169,16 @@ def test_time_is_used(tmp_path):
             accuracy(model, card, source, name, name, flip) - accuracy(model, card, source, name, opposite, flip)
             for flip in (False, True)
         )
-        assert forth - back > least, (name, forth, back)  # 0 for who does not see the order, 2 for who always does
+        assert forth - back > least, (name, forth, back)  # 0 if the order is ignored, 2 if it is always used
     single = train(recipe(*plan, "model={name: sparseformer_nano}", "epochs=4"), tmp_path / "image", progress=False)
     assert single.result["final"]["top1"] < 25
 
 
 @torch.no_grad()
-def accuracy(model, card, source: MotionSet, name: str, answer: str, backwards: bool) -> float:
-    """How often clips of one class, perhaps shown backwards, get an answer."""
+def accuracy(model, card, source: MotionSet, name: str, predicted: str, backwards: bool) -> float:
+    """Return how often clips of one class, possibly reversed, are predicted as another."""
     clips = source.clips(np.flatnonzero(source.labels == MOTIONS.index(name)).tolist()).float() / 255
-    middle, spread = (torch.tensor(values).view(3, 1, 1, 1) for values in (card.preprocess.mean, card.preprocess.std))
-    clips = (clips - middle) / spread
+    mean, std = (torch.tensor(values).view(3, 1, 1, 1) for values in (card.preprocess.mean, card.preprocess.std))
+    clips = (clips - mean) / std
     logits = model(clips.flip(2) if backwards else clips)
-    return float((logits.argmax(1) == MOTIONS.index(answer)).float().mean())
+    return float((logits.argmax(1) == MOTIONS.index(predicted)).float().mean())

@@ -1,4 +1,4 @@
-"""Detection in the loop: a small run from recipe to result files."""
+"""Training of detectors: a short run from recipe to result files."""
 
 import json
 import os
@@ -6,21 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import saccade
-from saccade.data.object_loader import ObjectEvalLoader
 from saccade.data.objects import SceneObjects
 from saccade.data.source import DataError
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe
 from saccade.engine.tasks.evaluate_detector import (
-    coco_metric,
-    detection_quality,
-    evaluate_detector,
     evaluate_detector_checkpoint,
 )
 from saccade.engine.train import assemble, train
@@ -48,7 +43,7 @@ def run(tmp_path_factory):
     return train(recipe(), out, progress=False)
 
 
-def test_a_run_leaves_weights_figures_results_and_a_page(run):
+def test_run_writes_metrics_and_report(run):
     result = json.loads((run.out / "result.json").read_text())
     assert result["model"] == "svit_nano+mask_rcnn"
     assert (result["task"], result["score"], result["classes"]) == ("detection", "box_ap", 10)
@@ -59,27 +54,27 @@ def test_a_run_leaves_weights_figures_results_and_a_page(run):
     assert losses[-1] < losses[0]
     assert [row["val_box_ap"] for row in log if row["val_box_ap"]]
     page = (run.out / "report.html").read_text()
-    assert page.count("<figure>") == 24  # six worst, six best, each with its truth
+    assert page.count("<figure>") == 24  # six worst, six best, each with its ground truth
     assert "Box AP per class" in page
 
 
-def test_the_result_files_are_worth_what_the_run_says(run, tmp_path):
-    """pycocotools by hand on what was written."""
+def test_pycocotools_confirms_result_files(run, tmp_path):
+    """pycocotools run on the written files."""
     source = SceneObjects(10, 48, "val")
     (tmp_path / "truth.json").write_text(json.dumps(source.ground_truth()))
     for prefix, kind in (("box", "bbox"), ("mask", "segm")):
         file = run.out / f"detections.{kind}.json"
         coco = COCO(str(tmp_path / "truth.json"))
         assert json.loads(file.read_text())
-        judge = COCOeval(coco, coco.loadRes(str(file)), kind)
-        judge.evaluate()
-        judge.accumulate()
-        judge.summarize()
-        assert run.result["final"][f"{prefix}_ap"] == pytest.approx(100 * judge.stats[0], abs=1e-4)
-        assert run.result["final"][f"{prefix}_ap50"] == pytest.approx(100 * judge.stats[1], abs=1e-4)
+        coco_eval = COCOeval(coco, coco.loadRes(str(file)), kind)
+        coco_eval.evaluate()
+        coco_eval.accumulate()
+        coco_eval.summarize()
+        assert run.result["final"][f"{prefix}_ap"] == pytest.approx(100 * coco_eval.stats[0], abs=1e-4)
+        assert run.result["final"][f"{prefix}_ap50"] == pytest.approx(100 * coco_eval.stats[1], abs=1e-4)
 
 
-def test_a_file_opens_as_the_detector_it_was(run):
+def test_weights_file_opens_as_detector(run):
     model, card = open_task_model(run.out / "last.safetensors")
     assert (card.task, card.head, card.name) == ("detection", "mask_rcnn", "svit_nano")
     assert card.classes == SceneObjects.classes
@@ -90,7 +85,7 @@ def test_a_file_opens_as_the_detector_it_was(run):
             assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
-def test_a_detector_starts_another_with_other_classes(run):
+def test_detector_initialises_another_with_other_classes(run):
     model = saccade.create_detector(
         "svit_nano",
         "mask_rcnn",
@@ -106,10 +101,10 @@ def test_a_detector_starts_another_with_other_classes(run):
     assert {name.split(".")[-2] for name in set(ours) - same} == {"cls_score", "bbox_pred", "mask_fcn_logits"}
 
 
-def test_the_same_seed_gives_the_same_run_and_a_stopped_one_continues(tmp_path):
-    """Two epochs in one go, and one epoch, a stop and another."""
+def test_stopped_run_ends_with_same_weights(tmp_path):
+    """Two epochs, and one epoch, a stop and another."""
     changes = ["trainer.save_every=4", "data.scenes=8", "regularize.drop_path=0.2", "ema.decay=0.9"]
-    whole = train(recipe(*changes), tmp_path / "whole", progress=False)
+    uninterrupted = train(recipe(*changes), tmp_path / "uninterrupted", progress=False)
 
     class Halt(Exception):
         pass
@@ -130,18 +125,18 @@ def test_the_same_seed_gives_the_same_run_and_a_stopped_one_continues(tmp_path):
     finally:
         checkpointing.Checkpointer.save = save
     parts = train(recipe(*changes), tmp_path / "parts", resume=True, progress=False)
-    for name, value in whole.model.state_dict().items():
+    for name, value in uninterrupted.model.state_dict().items():
         assert torch.equal(value, parts.model.state_dict()[name]), name
 
 
 @pytest.mark.slow
-def test_two_processes_measure_together_and_one_of_them_writes_the_results(tmp_path):
-    """What both found in validation is what the first one, alone, finds in the end."""
+def test_two_processes_gather_detections(tmp_path):
+    """The validation over both processes equals the final evaluation on one."""
     words = [TINY, REGIONS, *SMALL, "epochs=1", "data.scenes=8", "trainer.devices=2", "trainer.strategy=ddp"]
     command = [sys.executable, "-m", "saccade.cli", "train", "--model", "svit_nano", "--out", str(tmp_path), "--quiet"]
     command += [word for change in words for word in ("--set", change)]
-    own = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=240)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     final = json.loads((tmp_path / "result.json").read_text())["final"]
     (row,) = [row for row in rows(tmp_path) if row["val_box_ap"]]
@@ -152,7 +147,7 @@ def test_two_processes_measure_together_and_one_of_them_writes_the_results(tmp_p
     assert ids == set(range(1, 11))
 
 
-def test_the_sparse_detector_in_the_loop(tmp_path):
+def test_sparse_detector_trains(tmp_path):
     changes = ["model.name=sparseformer_nano", "model.kwargs={}", "model.head=sparse", "epochs=1", "data.scenes=8"]
     options = "model.head_kwargs={num_tokens: 16, detect_tokens: 9, min_size: 48, max_size: 96}"
     done = train(recipe(*changes, options), tmp_path, progress=False)
@@ -162,7 +157,7 @@ def test_the_sparse_detector_in_the_loop(tmp_path):
     assert not [row for row in rows(tmp_path) if row["val_mask_ap"]]
 
 
-def test_boxes_without_masks_train_a_detector_without_a_mask_head(tmp_path):
+def test_data_without_masks_gives_no_mask_head(tmp_path):
     def change(found):
         for note in found["annotations"]:
             del note["segmentation"]
@@ -174,41 +169,20 @@ def test_boxes_without_masks_train_a_detector_without_a_mask_head(tmp_path):
     assert made.sources.classes == ["cat", "dog", "bird"]
 
 
-def test_a_detector_is_measured_on_a_set_of_its_own_classes_only(run, tmp_path):
+def test_other_categories_are_refused(run, tmp_path):
     path = write(tmp_path)
     with pytest.raises(DataError, match="categories the training set has not"):
         evaluate_detector_checkpoint(run.out, path)
 
 
 @pytest.mark.parametrize(("head", "lacking"), [("mask_rcnn", "pycocotools"), ("sparse", "scipy")])
-def test_what_is_not_installed_is_told_before_the_first_update(monkeypatch, head, lacking):
+def test_missing_package_is_named_before_training(monkeypatch, head, lacking):
     for name in [name for name in sys.modules if name.partition(".")[0] == lacking] + [lacking]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=rf"this needs {lacking}: pip install 'saccade\[train\]'"):
         assemble(recipe(f"model.head={head}"))
 
 
-def test_a_set_without_objects_is_worth_nothing_and_no_exception():
-    class Empty(SceneObjects):
-        def objects(self, index, size=None):
-            return super().objects(index).take(np.array([], int))
-
-    source, model = Empty(2, 48, "val"), assemble(recipe()).model
-    found = evaluate_detector(model, ObjectEvalLoader(source, 2, 0), source, coco_metric(model, source, 100))
-    assert found.metrics == {"box_ap": 0.0}
-    assert found.per_class == [None] * 10
-
-
-def test_a_recipe_for_detection_needs_a_head():
+def test_detection_needs_head():
     with pytest.raises(RecipeError, match=r"needs model\.head"):
         load_recipe(None, ["task=detection"])
-
-
-def test_how_much_of_a_picture_was_found():
-    true = torch.tensor([[0.0, 0, 10, 10], [20, 20, 30, 30]])
-    assert detection_quality(true, true) == 1.0
-    assert detection_quality(true[:1], true) == 0.5
-    assert detection_quality(torch.cat([true, true + 50]), true) == 0.5  # two found, two wrong
-    assert detection_quality(true[:0], true) == 0.0
-    assert detection_quality(true[:0], true[:0]) == 1.0
-    assert detection_quality(true, true[:0]) == 0.0
