@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from saccade.data.loader import Batch
-from saccade.data.source import DataError
 from saccade.engine.tasks.evaluate_classifier import evaluate_classifier, evaluate_classifier_checkpoint
 from saccade.models.card import Preprocess
 
@@ -18,26 +17,6 @@ def test_checkpoint_evaluation_matches_run(finished):
     assert card.classes == source.classes
     assert evaluation.confusion.sum() == 15
     assert int(evaluation.confusion.diagonal().sum()) == round(0.15 * evaluation.top1)
-
-
-def test_wrong_number_of_classes(finished):
-    with pytest.raises(DataError, match=r"^the model has 10 classes, the data has 8\.$"):
-        evaluate_classifier_checkpoint(finished.out, "motions", workers=0, find=eight_classes)
-
-
-def eight_classes(path, **options):
-    class Source:
-        classes = [str(i) for i in range(8)]  # noqa: RUF012
-
-        def __len__(self):
-            return 8
-
-    def open_source(classes=None):
-        source = Source()
-        source.classes = classes[:8]
-        return source
-
-    return {"val": open_source}
 
 
 class Brightness(torch.nn.Module):
