@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from saccade.engine import clock
 from saccade.engine.recipe import RecipeError
 from saccade.engine.train import differences, train
 from tests.engine.runs import recipe, rows
@@ -63,12 +62,13 @@ def test_time_limit_ends_run_with_decayed_rate_and_validation(tmp_path, monkeypa
         def monotonic(self) -> float:
             return 0.05 * next(self.ticks)
 
-    monkeypatch.setattr(clock, "time", Timer())
+    for module in ("clock", "train"):
+        monkeypatch.setattr(f"saccade.engine.{module}.time", Timer())
     plan = recipe("epochs=100000", "trainer.max_minutes=0.2", "trainer.val_every=1000", "schedule.min_lr=0")
     result = train(plan, tmp_path, progress=False).result
     logged = rows(tmp_path)
     rates = [float(row["lr"]) for row in logged if row["lr"]]
-    assert result["steps"] == len(rates) < 300000
+    assert result["steps"] == len(rates) < 300_000
     assert [row["step"] for row in logged if row["val_top1"]] == [str(result["steps"])]
     assert rates[-1] < 0.2 * max(rates)
 
