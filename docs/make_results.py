@@ -50,7 +50,7 @@ def add(run: Path, note: str = "", variant: str = "") -> Path:
             result["command"] = result["command"].replace(value, bare)
     result["command"] = re.sub(r"--out \S*/", "--out runs/", result["command"])
     result["data"] = Path(path).name
-    result["unreadable_pictures"] = []
+    result["unreadable_images"] = []
     result["note"] = note
     if variant:
         result["variant"] = variant

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from saccade.data.masks import read_pair
 from saccade.data.open_masks import open_mask_split
 from saccade.data.photos import photo_paths
-from saccade.engine.evaluate_masks import answer, look_at
+from saccade.engine.tasks.evaluate_segmenter import predict_probabilities, preprocess_images
 from saccade.explain.figure import Figure, Panel
 from saccade.tasks.inference import WHOLE
 from saccade.tasks.open import open_task_model
@@ -39,8 +39,8 @@ def labels_of(
     found = []
     for image in images:
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
-        seen = look_at(pixels, card.preprocess, shorter or card.shorter)
-        shares = answer(model, seen, pixels.shape[2:], WHOLE, card.classes)
+        seen = preprocess_images(pixels, card.preprocess, shorter or card.shorter)
+        shares = predict_probabilities(model, seen, pixels.shape[2:], WHOLE, card.classes)
         found.append(shares.argmax(1)[0].byte().numpy())
     return f"{card.name} + {card.head}", found, card.names
 

@@ -6,12 +6,12 @@
 # Then: python docs/make_results.py --add runs/*_camvid, and the pictures are in each run's report.html.
 set -u
 data=$1 out=$2
-names="paca_tiny svit_small_upernet resnet50_fpn resnet50_vt_fpn sparseformer_tiny"
+names="paca_tiny_paca svit_small_upernet resnet50_fpn resnet50_vt_fpn sparseformer_tiny_sparse"
 mkdir -p "$out"
 for name in $names; do
   run="$out/${name}_camvid"
   (
-    saccade train "recipes/${name}_camvid.yaml" --data "$data" --out "$run" --quiet "${@:3}" &&
+    saccade train "recipes/small/${name}_camvid.yaml" --data "$data" --out "$run" --quiet "${@:3}" &&
       saccade eval "$run/last.safetensors" --data "$data" --split test --workers 2 --precision bfloat16 --out "$run"
   ) >"$run.log" 2>&1 &
 done

@@ -127,8 +127,8 @@ def without_places(command: str) -> str:
 
     def short(word: str) -> str:
         key, sign, path = word.rpartition("=")
-        folder = "recipes/" if "/recipes/" in f"/{path}" else ""
-        return key + sign + folder + Path(path).name
+        _, recipes, name = f"/{path}".rpartition("/recipes/")
+        return key + sign + (f"recipes/{name}" if recipes else Path(path).name)
 
     return " ".join(short(word) for word in command.split())
 
@@ -168,11 +168,11 @@ def accuracy_of(result: dict[str, Any], card: Card, which: str) -> dict[str, flo
 
 def evaluate(path: Path, task: str, data: str, device: str) -> dict[str, float]:
     """The same for the file as it is shipped."""
-    from saccade.engine.evaluate import evaluate_checkpoint
-    from saccade.engine.evaluate_masks import evaluate_segmenter_checkpoint
+    from saccade.engine.tasks.evaluate_classifier import evaluate_classifier_checkpoint
+    from saccade.engine.tasks.evaluate_segmenter import evaluate_segmenter_checkpoint
 
     if task == "classification":
-        found = evaluate_checkpoint(path, data, device=device)[0].summary()
+        found = evaluate_classifier_checkpoint(path, data, device=device)[0].summary()
         return {key: round(found[key], 2) for key in ("top1", "top5", "calibration")}
     found = evaluate_segmenter_checkpoint(path, data, device=device)[0].summary()
     return {key: round(found[key], 2) for key in ("miou", "macc", "aacc")}

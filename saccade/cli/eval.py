@@ -1,4 +1,4 @@
-"""`saccade eval`: what a checkpoint is worth on a data set, by the measure of its task."""
+"""`saccade eval`: evaluate a checkpoint on a data set with the metrics of its task."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from saccade.cli.task_options import SEGMENTATION, Options, add_inference_arguments, check_options
 
-HELP = "evaluate a checkpoint: accuracy and calibration, mIoU, or AP; every class; the papers' protocol"
+HELP = "evaluate a checkpoint: accuracy and calibration, mIoU or AP, and per class; by the papers' protocol"
 EXAMPLE = """saccade eval runs/first --data scenes
          saccade eval svit_small.pth --data imagenet/ --split val --size 384 --crop-pct 1.0
          saccade eval runs/masks --data ade20k/ --scales 0.5 0.75 1 1.25 1.5 1.75 --flip
@@ -22,30 +22,30 @@ OPTIONS: Options = SEGMENTATION | {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="a file of weights, a run's folder, or embedded weights by name"
+        "checkpoint", metavar="CHECKPOINT", help="a weights file, a run folder, or the name of embedded weights"
     )
     parser.add_argument("--data", metavar="PATH", required=True, help="as for saccade train")
-    parser.add_argument("--split", help="train, val, test, … (default: the held-out one, else all)")
+    parser.add_argument("--split", help="train, val, test, … (default: the held-out split, or else all)")
     parser.add_argument("--size", type=int, metavar="PX", help="side of the input (default: the checkpoint's)")
     parser.add_argument("--crop-pct", type=float, metavar="X", help="centre crop / shorter side (default: the file's)")
-    parser.add_argument("--batch", type=int, default=64, metavar="N", help="pictures in a batch")
-    parser.add_argument("--workers", type=int, metavar="N", help="loader processes (default: one per core but one)")
+    parser.add_argument("--batch", type=int, default=64, metavar="N", help="images per batch")
+    parser.add_argument("--workers", type=int, metavar="N", help="loader processes (default: cores - 1)")
     parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--max-bad", type=int, default=100, metavar="N", help="unreadable pictures to skip at most")
+    parser.add_argument("--max-unreadable", type=int, default=100, metavar="N", help="abort at more unreadable images")
     parser.add_argument(
-        "--views", type=int, nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="of a video (papers: 4 3)"
+        "--views", type=int, nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="per video (papers: 4 3)"
     )
     parser.add_argument(
-        "--flip", action="store_true", help="average with the mirrored picture: classification, segmentation"
+        "--flip", action="store_true", help="average with the mirrored image: classification, segmentation"
     )
-    parser.add_argument("--per-class", action="store_true", help="list every class, not only the ten weakest")
+    parser.add_argument("--per-class", action="store_true", help="list all classes, not only the ten worst")
     add_inference_arguments(parser)
     group = parser.add_argument_group("detection")
     group.add_argument(
         "--max-detections",
         type=int,
         metavar="N",
-        help="of a picture and class that count (default: as the run was validated, else COCO's 100)",
+        help="per image and class in the metric (default: the recipe's next to the weights, or else COCO's 100)",
     )
 
 
@@ -71,16 +71,16 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(document)
     else:
-        show(document, args.per_class)
+        print_tables(document, args.per_class)
     return 0
 
 
 def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
     from saccade.data.open import find_splits
     from saccade.data.open_videos import find_video_splits
-    from saccade.engine.evaluate import evaluate_checkpoint
+    from saccade.engine.tasks.evaluate_classifier import evaluate_classifier_checkpoint
 
-    evaluation, card, source = evaluate_checkpoint(
+    evaluation, card, source = evaluate_classifier_checkpoint(
         args.checkpoint,
         args.data,
         args.split,
@@ -90,12 +90,12 @@ def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[st
         args.workers,
         device,
         dtype,
-        args.max_bad,
+        args.max_unreadable,
         tuple(args.views),
         args.flip,
         **data_options(args.set, find_splits, find_video_splits),
     )
-    shares = [None if share is None else round(share, 2) for share in evaluation.per_class]
+    per_class = [None if value is None else round(value, 2) for value in evaluation.per_class]
     return {
         "checkpoint": str(args.checkpoint),
         "task": card.task,
@@ -106,48 +106,50 @@ def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[st
         "flip": args.flip,
         **evaluation.summary(),
         "measure": "top-1 %",
-        "per_class": dict(zip(source.classes, shares, strict=True)),
+        "per_class": dict(zip(source.classes, per_class, strict=True)),
     }
 
 
 def segmentation(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
     from saccade.data.open_masks import find_mask_splits
-    from saccade.engine.evaluate_masks import evaluate_segmenter_checkpoint
+    from saccade.engine.tasks.evaluate_segmenter import evaluate_segmenter_checkpoint
     from saccade.tasks.inference import Inference
 
-    how = Inference(args.window or 0, args.stride, tuple(args.scales), args.flip)
+    inference = Inference(args.window or 0, args.stride, tuple(args.scales), args.flip)
     evaluation, card, source = evaluate_segmenter_checkpoint(
         args.checkpoint,
         args.data,
         args.split,
         args.size,
-        how,
+        inference,
         args.workers,
         device,
         dtype,
-        args.max_bad,
+        args.max_unreadable,
         **data_options(args.set, find_mask_splits),
     )
-    shares = [None if share is None else round(100 * share, 2) for share in evaluation.scores.iou]
+    per_class = [None if value is None else round(100 * value, 2) for value in evaluation.scores.iou]
     return {
         "checkpoint": str(args.checkpoint),
         "task": card.task,
         "model": f"{card.name}+{card.head}",
         "data": str(args.data),
         "size": args.size or card.shorter,
-        "inference": how._asdict(),
+        "inference": inference._asdict(),
         **evaluation.summary(),
         "measure": "IoU %",
-        "per_class": dict(zip(source.classes, shares, strict=True)),
+        "per_class": dict(zip(source.classes, per_class, strict=True)),
     }
 
 
 def detection(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
-    """With --out also COCO's result files, detections.bbox.json and detections.segm.json."""
+    """Evaluate a detector; --out also writes COCO's detections.bbox.json and detections.segm.json."""
     from saccade.data.open_objects import find_object_splits
-    from saccade.engine.evaluate_objects import evaluate_detector_checkpoint
+    from saccade.engine.tasks.evaluate_detector import evaluate_detector_checkpoint
 
-    most = detections_that_count(args.checkpoint) if args.max_detections is None else args.max_detections
+    max_detections = args.max_detections
+    if max_detections is None:
+        max_detections = recipe_max_detections(args.checkpoint)
     evaluation, card, source = evaluate_detector_checkpoint(
         args.checkpoint,
         args.data,
@@ -157,48 +159,48 @@ def detection(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, An
         args.workers,
         device,
         dtype,
-        args.max_bad,
-        most,
+        args.max_unreadable,
+        max_detections,
         **data_options(args.set, find_object_splits),
     )
     files = []
     if args.out:
         Path(args.out).mkdir(parents=True, exist_ok=True)
-        files = evaluation.metric.write(args.out)
-    shares = [None if share is None else round(share, 2) for share in evaluation.per_class]
+        files = evaluation.coco.write(args.out)
+    per_class = [None if value is None else round(value, 2) for value in evaluation.per_class]
     return {
         "checkpoint": str(args.checkpoint),
         "task": card.task,
         "model": f"{card.name}+{card.head}",
         "data": str(args.data),
-        "max_detections": most,
+        "max_detections": max_detections,
         **evaluation.summary(),
         "measure": "box AP %",
-        "per_class": dict(zip(source.classes, shares, strict=True)),
+        "per_class": dict(zip(source.classes, per_class, strict=True)),
         "results": [str(file) for file in files],
     }
 
 
 def data_options(pairs: Sequence[str], *finders: Callable[..., Any]) -> dict[str, Any]:
-    """--set of an evaluation: how the data is opened. What no finder takes is an error that names the nearest."""
+    """Return the --set options for opening the data; an unknown one is an error that names the closest."""
     from difflib import get_close_matches
     from inspect import signature
 
     from saccade.cli import settings
 
-    found = settings(pairs)
-    takes = {name: about for find in finders for name, about in signature(find).parameters.items()}
-    known = sorted(name for name, about in takes.items() if about.default is not about.empty and name != "size")
-    for key in found:
+    options = settings(pairs)
+    parameters = {name: parameter for find in finders for name, parameter in signature(find).parameters.items()}
+    known = sorted(name for name, p in parameters.items() if p.default is not p.empty and name != "size")
+    for key in options:
         if key not in known:
-            near = get_close_matches(key, known, 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
-            raise ValueError(f"--set {key}: no option of this data.{hint} There are {', '.join(known)}.")
-    return found
+            close = get_close_matches(key, known, 1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ValueError(f"--set {key}: unknown data option.{hint} Known options: {', '.join(known)}.")
+    return options
 
 
-def detections_that_count(checkpoint: str) -> int:
-    """As the recipe beside the weights has it, so that a run's figures are found again."""
+def recipe_max_detections(checkpoint: str) -> int:
+    """Return the value of the recipe next to the weights, so that eval reproduces the run's metrics."""
     from saccade.engine.recipe import Data, load_recipe
     from saccade.models.card import weights_file
 
@@ -206,43 +208,42 @@ def detections_that_count(checkpoint: str) -> int:
     return (load_recipe(recipe).data if recipe.is_file() else Data()).max_detections
 
 
-def show(document: dict[str, Any], all_classes: bool) -> None:
+def print_tables(document: dict[str, Any], all_classes: bool) -> None:
     from saccade._extras import require
-    from saccade.engine.recipe import NAMES
+    from saccade.engine.results import METRIC_NAMES
 
     console = require("rich.console", "train").Console()
     table = require("rich.table", "train").Table(title=f"{document['model']} on {document['data']}")
     if document["task"] == "detection":
-        fill_precision(table, document)
+        fill_coco_table(table, document)
     else:
-        figures = [key for key in document if key in NAMES]
-        names = [NAMES[key] if key == "loss" else f"{NAMES[key]} %" for key in figures]
-        for column in ("pictures", *names, "unreadable"):
+        metrics = [key for key in document if key in METRIC_NAMES]
+        names = [METRIC_NAMES[key] if key == "loss" else f"{METRIC_NAMES[key]} %" for key in metrics]
+        for column in ("images", *names, "unreadable"):
             table.add_column(column, justify="right")
-        values = [document[key] for key in ("count", *figures, "bad")]
+        values = [document[key] for key in ("count", *metrics, "bad")]
         table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values))
     console.print(table)
-    known = sorted((share, name) for name, share in document["per_class"].items() if share is not None)
-    shown = known if all_classes else known[:10]
-    weakest = require("rich.table", "train").Table(title="every class" if all_classes else "weakest classes")
-    weakest.add_column("class")
-    weakest.add_column(document["measure"], justify="right")
-    for share, name in shown:
-        weakest.add_row(name, f"{share:.1f}")
-    console.print(weakest)
+    values = sorted((value, name) for name, value in document["per_class"].items() if value is not None)
+    classes = require("rich.table", "train").Table(title="all classes" if all_classes else "worst classes")
+    classes.add_column("class")
+    classes.add_column(document["measure"], justify="right")
+    for value, name in values if all_classes else values[:10]:
+        classes.add_row(name, f"{value:.1f}")
+    console.print(classes)
     for file in document.get("results", []):
         print(f"wrote {file}")
 
 
-def fill_precision(table: Any, document: dict[str, Any]) -> None:
-    """COCO's table: a row for boxes and one for masks; what has no objects to find stays empty."""
-    from saccade.engine.evaluate_objects import FIGURES
+def fill_coco_table(table: Any, document: dict[str, Any]) -> None:
+    """Fill COCO's table, one row for boxes and one for masks; metrics without objects stay empty."""
+    from saccade.engine.tasks.evaluate_detector import COCO_METRICS
 
-    table.caption = f"{document['count']} pictures, {document['bad']} unreadable; % at {document['max_detections']} "
-    table.caption += "detections a picture and class"
-    for i, column in enumerate(("", *FIGURES.values())):
+    table.caption = f"{document['count']} images, {document['bad']} unreadable; % at {document['max_detections']} "
+    table.caption += "detections per image and class"
+    for i, column in enumerate(("", *COCO_METRICS.values())):
         table.add_column(column, justify="right" if i else "left")
     for kind in ("box", "mask"):
         if f"{kind}_ap" in document:
-            figures = [document.get(f"{kind}_{name}") for name in FIGURES]
-            table.add_row(kind, *("" if value is None else f"{value:.2f}" for value in figures))
+            metrics = [document.get(f"{kind}_{name}") for name in COCO_METRICS]
+            table.add_row(kind, *("" if value is None else f"{value:.2f}" for value in metrics))

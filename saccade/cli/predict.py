@@ -99,12 +99,12 @@ def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namesp
     from saccade.data.augment import normalise
     from saccade.data.image import read_image
     from saccade.data.video import VideoFile
-    from saccade.engine.feed import straight_transform
+    from saccade.engine.loaders import make_eval_transform
     from saccade.tasks.video import average_views
 
     about = card.preprocess._replace(size=args.size or card.preprocess.size)
     views = tuple(args.views) if about.frames else (1, 1)
-    pixels = straight_transform(about, views)(VideoFile(path) if about.frames else read_image(path))
+    pixels = make_eval_transform(about, views)(VideoFile(path) if about.frames else read_image(path))
     pixels = pixels if views != (1, 1) else pixels[None]
     with torch.inference_mode(), autocast(args, device):
         logits = model(normalise(pixels.to(device).float() / 255, about.mean, about.std))
@@ -127,14 +127,14 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
 
     from saccade.data.class_names import mirrored
     from saccade.data.image import read_image
-    from saccade.engine.evaluate_masks import answer, look_at
+    from saccade.engine.tasks.evaluate_segmenter import predict_probabilities, preprocess_images
     from saccade.tasks.inference import Inference, label
     from saccade.tasks.segments import areas, class_colours, label_image, overlay
 
     image = read_image(path)
     names = card.names
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].to(device)
-    seen = look_at(pixels, card.preprocess, args.size or card.shorter)
+    seen = preprocess_images(pixels, card.preprocess, args.size or card.shorter)
     window = args.window
     if window is None:
         window = 0 if seen.shape[2] * seen.shape[3] <= LARGEST else max(512, -(-card.preprocess.size // 32) * 32)
@@ -143,7 +143,7 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
         if seen.shape[2:] == pixels.shape[2:]:
             found = label(model, seen, how, mirrored(names))
         else:
-            found = answer(model, seen, pixels.shape[2:], how, names).argmax(1)
+            found = predict_probabilities(model, seen, pixels.shape[2:], how, names).argmax(1)
     labels = found[0].byte().cpu().numpy()
     files = {}
     if args.out:

@@ -32,7 +32,7 @@ class Policy(NamedTuple):
             return cls(1, None)
         if not re.fullmatch(r"rand(-[a-z]+[\d.]*)*", text):
             raise ValueError(
-                f"augment.auto={text!r} cannot run on batches in memory: use 'trivial', 'rand-m9-n2' or ''."
+                f"augment.auto_augment={text!r} cannot run on batches in memory: use 'trivial', 'rand-m9-n2' or ''."
             )
         found = dict(re.findall(r"-([a-z]+)([\d.]+)", text))
         return cls(int(found.get("n", 2)), float(found.get("m", 10)) / 10, float(found.get("mstd", 0)) / 10)

@@ -1,1 +1,1 @@
-"""Time: recipes, optimiser and schedule, checkpoints, resume, reports. Lightning is the loop."""
+"""Training: recipes, the Lightning module, schedules, checkpoints, reports; `tasks/` trains and evaluates each task."""

@@ -1,93 +1,95 @@
-"""How far a run is: by updates done or, with a time limit, by the time they take."""
+"""Progress of a run: by optimizer steps or, with a time limit, by elapsed time."""
 
 import time
 from typing import Any
 
-WARM = 10  # updates until compilation and caches no longer disturb the measured pace
+WARMUP_STEPS = 10  # until compilation and cold caches no longer distort the measured step time
 
 
 class Clock:
-    """Counts updates; `share` goes from 0 to 1 over the run and drives every schedule.
+    """Count optimizer steps; `progress` goes from 0 to 1 over the run and drives every schedule.
 
-    Without a limit, share is updates done / updates planned: the same on every machine. With `max_minutes`, each
-    update moves it by its part of the time that is left, at the pace measured so far. So the learning rate ends
-    where it should when the time ends, whatever the machine, the compiler or a pause took, and never jumps.
+    Without a limit, progress is steps / total_steps: the same on every machine. With `max_minutes`, each step advances
+    it by its fraction of the remaining time, at the step time measured so far. The learning rate therefore reaches its
+    final value when the time is over, however long compilation or pauses took, and never jumps.
     """
 
-    def __init__(self, total: int, max_minutes: float | None = None, now: float | None = None):
-        self.total, self.limit = total, None if max_minutes is None else 60 * max_minutes
-        self.steps, self.share = 0, 0.0
+    def __init__(self, total_steps: int, max_minutes: float | None = None, now: float | None = None):
+        self.total_steps, self.limit = total_steps, None if max_minutes is None else 60 * max_minutes
+        self.steps, self.progress = 0, 0.0
         self.started = time.monotonic() if now is None else now
-        self.earlier = 0.0  # seconds spent before a resume
-        self.agreed: bool | None = None  # with several processes: whether the time is over, as the first one says
-        self._warm: tuple[float, int] | None = None  # when this process was warm, and its updates by then
-        self._here = 0  # updates of this process
-        self._last: float | None = None
-        self.busy_seconds, self.busy_steps = 0.0, 0  # training alone, warm, without validation
+        self.previous_seconds = 0.0  # elapsed before the run was resumed
+        self.time_over: bool | None = None  # as decided by rank 0, with several processes
+        self._warm: tuple[float, int] | None = None  # time and local step at the end of the warm-up
+        self._local_steps = 0  # of this process since it started
+        self._last_step: float | None = None  # time
+        self.train_seconds, self.train_steps = 0.0, 0  # after the warm-up, without validation
 
     def elapsed(self, now: float | None = None) -> float:
-        return self.earlier + (time.monotonic() if now is None else now) - self.started
+        return self.previous_seconds + (time.monotonic() if now is None else now) - self.started
 
     def expired(self, now: float | None = None) -> bool:
-        """Never before the first update: a run that took all its time to start has something to show."""
+        """Whether the time limit is reached. False before the first step, so that every run trains at least once."""
         if not self.steps:
             return False
-        if self.agreed is not None:
-            return self.agreed
+        if self.time_over is not None:
+            return self.time_over
         return self.limit is not None and self.elapsed(now) >= self.limit
 
-    def opinion(self) -> tuple[float, bool]:
-        """How far this process thinks the run is, and whether its time is over."""
-        return self.share, self.limit is not None and self.elapsed() >= self.limit
+    def time_state(self) -> tuple[float, bool]:
+        """Return this process's progress and whether its time is over."""
+        return self.progress, self.limit is not None and self.elapsed() >= self.limit
 
-    def agree(self, opinion: tuple[float, bool]) -> None:
-        """Take over the opinion of the process whose watch counts."""
-        self.share, self.agreed = opinion
+    def set_time_state(self, state: tuple[float, bool]) -> None:
+        """Adopt the `time_state` of rank 0."""
+        self.progress, self.time_over = state
 
     def done(self, now: float | None = None) -> bool:
-        return self.steps >= self.total or self.expired(now)
+        return self.steps >= self.total_steps or self.expired(now)
 
     def tick(self, now: float | None = None) -> None:
-        """One update is done."""
+        """Count one optimizer step."""
         now = time.monotonic() if now is None else now
         self.steps += 1
-        self._here += 1
-        if self._warm is None and self._here >= WARM:
-            self._warm = (now, self._here)
-        elif self._warm is not None and self._last is not None:
-            self.busy_seconds += now - self._last
-            self.busy_steps += 1
-        self._last = now
-        self.share = max(self.steps / self.total, self._by_time(now)) if self.limit else self.steps / self.total
+        self._local_steps += 1
+        if self._warm is None and self._local_steps >= WARMUP_STEPS:
+            self._warm = (now, self._local_steps)
+        elif self._warm is not None and self._last_step is not None:
+            self.train_seconds += now - self._last_step
+            self.train_steps += 1
+        self._last_step = now
+        by_steps = self.steps / self.total_steps
+        self.progress = max(by_steps, self._progress_by_time(now)) if self.limit else by_steps
 
     def pause(self) -> None:
-        """What comes before the next update is not training."""
-        self._last = None
+        """Exclude the time until the next step from the training time."""
+        self._last_step = None
 
-    def _by_time(self, now: float) -> float:
+    def _progress_by_time(self, now: float) -> float:
         assert self.limit is not None
-        if self._warm is None or self._here == self._warm[1]:
-            return self.share
-        pace = (now - self._warm[0]) / (self._here - self._warm[1])  # seconds an update, validation included
+        if self._warm is None or self._local_steps == self._warm[1]:
+            return self.progress
+        step_time = (now - self._warm[0]) / (self._local_steps - self._warm[1])  # including validation
         left = self.limit - self.elapsed(now)
-        return self.share + (1 - self.share) * min(1.0, pace / max(left + pace, 1e-9))
+        return self.progress + (1 - self.progress) * min(1.0, step_time / max(left + step_time, 1e-9))
 
     @property
     def position(self) -> float:
-        """The update whose learning rate is due: exact without a limit, stretched or pressed with one."""
-        return self.share * self.total if self.limit else self.steps
+        """Step whose learning rate applies next: `steps` without a limit, progress * total_steps with one."""
+        return self.progress * self.total_steps if self.limit else self.steps
 
     def images_per_second(self, batch_size: int) -> float | None:
-        return self.busy_steps * batch_size / self.busy_seconds if self.busy_steps else None
+        return self.train_steps * batch_size / self.train_seconds if self.train_steps else None
 
     def seconds_left(self) -> float:
-        """Until the end, at the pace so far."""
+        """Return the remaining time at the measured step time."""
         if self.limit is not None:
             return max(0.0, self.limit - self.elapsed())
-        return (self.total - self.steps) * self.busy_seconds / max(1, self.busy_steps)
+        return (self.total_steps - self.steps) * self.train_seconds / max(1, self.train_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "share": self.share, "seconds": self.elapsed()}
+        return {"steps": self.steps, "progress": self.progress, "seconds": self.elapsed()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps, self.share, self.earlier = state["steps"], state["share"], state["seconds"]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.steps, self.progress = state_dict["steps"], state_dict["progress"]
+        self.previous_seconds = state_dict["seconds"]

@@ -1,7 +1,6 @@
-"""The LightningModule: what happens in one update and in one validation. Lightning turns the crank.
+"""The LightningModule: one optimizer step and one validation. Lightning runs the loop.
 
-`Training` is the loop that all tasks share; a task is a subclass that gives it data, loss and metric, as `classify` and
-`segment` do.
+`TrainingModule` has what all tasks share; each task is a subclass in `tasks/` with its data, loss and metric.
 """
 
 from abc import abstractmethod
@@ -10,132 +9,161 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from saccade.data.loader import Batch, seed_all
-from saccade.engine.average import Average
+from saccade.data.loader import seed_all
 from saccade.engine.clock import Clock
-from saccade.engine.feed import Feed, Share, Sources
-from saccade.engine.optim import make_optimizer, make_schedule
+from saccade.engine.loaders import AnyBatch, Loaders, Partition, Sources
 from saccade.engine.recipe import Recipe
+from saccade.engine.schedule import make_optimizer, make_schedule
 from saccade.inference.compile import compile_options
 from saccade.models.card import Card, Preprocess
 from saccade.tasks.classification import freeze_norms
 
+AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by trainer.precision
+
 
 class NonFiniteLoss(RuntimeError):
-    """The loss became infinite or not a number; the message names step, pictures and the last good state."""
+    """The loss or the weights became infinite or NaN; the message names step, images and the last good checkpoint."""
 
 
-class Assembly(NamedTuple):
-    """What a recipe stands for, made."""
+class TrainingSetup(NamedTuple):
+    """Everything a recipe describes, created."""
 
     model: nn.Module
-    card: Card  # what the model's files will say about it
+    card: Card  # metadata for the weights files
     sources: Sources
-    sizes: Preprocess  # of the training input
+    preprocess: Preprocess  # of training inputs
 
 
-class Training(LightningModule):
-    """One run of one recipe.
+class WeightAverage(ModelEmaV3):
+    """timm's EMA with cached tensor lists: for small models, looking them up costs more than averaging.
 
-    Every die of an update is thrown from (seed, update, part, process), never from what came before. So a run that
-    continues from a state needs no memory of its random numbers, and ends as if it had never stopped.
+    The model must be on its final device before the first update.
     """
 
-    # A task says which figures it has (all but the loss in %), and which of them, the larger the better, decides.
-    score: ClassVar[str]
-    trained: ClassVar[tuple[str, ...]]
-    validated: ClassVar[tuple[str, ...]]
+    _tensors: tuple[list[Tensor], ...] | None = None
 
-    def __init__(self, model: nn.Module, recipe: Recipe, sources: Sources, sizes: Preprocess, clock: Clock, out: str):
+    def apply_update_(self, model: nn.Module, decay: float) -> None:
+        if self._tensors is None:
+            averages, weights = list(self.module.state_dict().values()), list(model.state_dict().values())
+            is_float = [tensor.is_floating_point() for tensor in averages]
+            self._tensors = tuple(
+                [tensor for tensor, floating in zip(tensors, is_float, strict=True) if floating == wanted]
+                for wanted in (True, False)
+                for tensors in (averages, weights)
+            )
+        averages, weights, average_counters, counters = self._tensors
+        torch._foreach_lerp_(averages, weights, weight=1 - decay)
+        if average_counters:
+            torch._foreach_copy_(average_counters, counters)
+
+
+class TrainingModule(LightningModule):
+    """One run of one recipe.
+
+    The random state of a step depends only on (seed, step, micro-batch, rank). A resumed run therefore needs no saved
+    random state and ends with the same weights as an uninterrupted one.
+    """
+
+    # Names of the metrics; all but the loss are percentages. `monitor` selects the best checkpoint, larger is better.
+    monitor: ClassVar[str]
+    train_metrics: ClassVar[tuple[str, ...]]
+    val_metrics: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self, model: nn.Module, recipe: Recipe, sources: Sources, preprocess: Preprocess, clock: Clock, out: str
+    ):
         super().__init__()
-        self.model, self.recipe, self.sources, self.sizes = model, recipe, sources, sizes
+        self.model, self.recipe, self.sources, self.preprocess = model, recipe, sources, preprocess
         self.clock, self.out = clock, out
-        self.ema = None
+        self.ema: WeightAverage | None = None
         if recipe.ema.decay:
-            self.ema = Average(model, decay=recipe.ema.decay, use_warmup=recipe.ema.warmup)
+            self.ema = WeightAverage(model, decay=recipe.ema.decay, use_warmup=recipe.ema.warmup)
             self.ema.requires_grad_(False)
-        self.part = 0  # of the batch, when it is taken in parts
-        self.recent: list[tuple[int, Tensor, Tensor]] = []  # update, loss, pictures: not yet looked at
-        self.sums: dict[str, Any] = {}
-        self.feed: Feed
-        self.dice: torch.Generator
+        self.micro_batch = 0  # index within the optimizer step
+        self.unchecked_losses: list[tuple[int, Tensor, Tensor]] = []  # step, loss, image indices
+        self.metric_sum: Tensor | None = None  # of train_metrics, since the last log row
+        self.metric_count = 0
+        self.val_loss_sum: Tensor  # (2,) summed loss, number of images
+        self.loaders: Loaders
+        self.rng: torch.Generator
         self.validation: dict[str, float] = {}
-        self.owes_validation = False  # one is due behind the last update, and not over
+        self.validation_pending = False  # due after the last optimizer step and not finished
 
-    # What a task gives
+    # To be defined by each task
 
     @classmethod
     @abstractmethod
-    def assemble(cls, recipe: Recipe) -> Assembly:
-        """Model, card, data and input size; the same seed gives the same weights."""
+    def assemble(cls, recipe: Recipe) -> TrainingSetup:
+        """Create model, card, data and preprocessing; the same seed gives the same weights."""
 
     @abstractmethod
-    def make_feed(self, share: Share) -> Feed:
-        """The loaders of one process."""
+    def make_loaders(self, partition: Partition) -> Loaders:
+        """Return the loaders of one process."""
 
     @abstractmethod
-    def prepare(self, batch: Batch) -> tuple[Tensor, Any]:
-        """What lies in the data -> what the model sees in training, and the targets of that."""
+    def prepare(self, batch: Any) -> tuple[Any, Any]:
+        """Return augmented inputs of the model and their targets for a batch of the training loader."""
 
     @abstractmethod
-    def learn(self, images: Tensor, targets: Any) -> tuple[Tensor, ...]:
-        """The loss, and behind it the other figures of `trained`, as shares of 1."""
+    def loss_and_metrics(self, images: Any, targets: Any) -> tuple[Tensor, ...]:
+        """Return the values of `train_metrics` in order: the loss, then fractions between 0 and 1."""
 
     @abstractmethod
-    def begin_validation(self) -> None:
-        """Forget the last one."""
+    def reset_metrics(self) -> None:
+        """Reset the validation metrics."""
 
     @abstractmethod
-    def validate(self, model: nn.Module, batch: Batch) -> None:
-        """Take the answers to one batch into the metric."""
+    def update_metrics(self, model: nn.Module, batch: Any) -> None:
+        """Add the predictions for one batch to the validation metrics."""
 
     @abstractmethod
-    def finish_validation(self) -> dict[str, float]:
-        """The figures of `validated`, over all processes."""
+    def compute_metrics(self) -> dict[str, float]:
+        """Return the values of `val_metrics` over all processes."""
 
     @abstractmethod
     def evaluate(self, model: nn.Module, device: torch.device) -> Any:
-        """The model of the last file on the whole validation set, on one process; its `summary()` is the result."""
+        """Evaluate the saved model on the full validation set, on one process; `summary()` goes into result.json."""
 
     @abstractmethod
-    def sections(self, model: nn.Module, evaluation: Any) -> list[tuple[str, str]]:
-        """What the report shows of it: titles and HTML."""
+    def report_sections(self, model: nn.Module, evaluation: Any) -> list[tuple[str, str]]:
+        """Return the task's sections of the report: titles and HTML."""
 
     def compile_model(self, mode: str | None) -> None:
         self.model.compile(**compile_options(mode))
 
-    # Lightning's hooks, in the order in which they are called
+    # Lightning hooks, in call order
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         recipe = self.recipe
         fused = self.device.type == "cuda" and recipe.trainer.precision != "16-mixed"
         optimizer = make_optimizer(self.model, recipe.optimizer, recipe.batch_size, fused)
-        steps = self.clock.total // recipe.epochs
+        steps = self.clock.total_steps // recipe.epochs
         self.schedule = make_schedule(optimizer, recipe.schedule, recipe.epochs, steps)
         return optimizer
 
     def train_dataloader(self) -> Any:
-        self.set_up_feed()
-        return self.feed.stream(self.clock, self.recipe.trainer.val_every)
+        self.set_up_loaders()
+        return self.loaders.stream(self.clock, self.recipe.trainer.val_every)
 
     def val_dataloader(self) -> Any:
-        self.set_up_feed()
-        return self.feed.val
+        self.set_up_loaders()
+        return self.loaders.val
 
-    def set_up_feed(self) -> None:
-        if hasattr(self, "feed"):
+    def set_up_loaders(self) -> None:
+        if hasattr(self, "loaders"):
             return
         trainer = self.trainer
         device = trainer.strategy.root_device
-        here = max(1, trainer.world_size // trainer.num_nodes)
+        local_world = max(1, trainer.world_size // trainer.num_nodes)
         rank, world = trainer.global_rank, trainer.world_size
-        self.feed = self.make_feed(Share.of(self.recipe, self.sources, device, rank, world, here))
-        self.dice = torch.Generator(device)
+        self.loaders = self.make_loaders(Partition.of(self.recipe, self.sources, device, rank, world, local_world))
+        self.rng = torch.Generator(device)
 
     def on_train_start(self) -> None:
-        if self.owes_validation:  # as Lightning does it behind an update
+        if self.validation_pending:  # the checkpoint was written before or during it; same calls as in Lightning's loop
             self.trainer.validating = True
             self.trainer.fit_loop.epoch_loop.val_loop.run()
             self.trainer.training = True
@@ -144,123 +172,147 @@ class Training(LightningModule):
         if self.recipe.regularize.freeze_norm:
             freeze_norms(self.model)
 
-    def training_step(self, batch: Batch) -> Tensor:
-        if self.part == 0:
-            self.schedule.step_update(self.clock.position)  # type: ignore[arg-type]
-        self.sources.bad.add(batch.bad)
-        self.throw_dice()
-        self.tell_loss_scale()
+    def training_step(self, batch: AnyBatch) -> Tensor:
+        if self.micro_batch == 0:
+            self.schedule.step_update(self.clock.position)  # type: ignore[arg-type]  # timm also takes fractions
+        self.sources.unreadable.add(batch.bad)
+        self.seed_step()
+        self.set_loss_scale()
         images, targets = self.prepare(batch)
-        loss, *figures = self.learn(images, targets)
-        self.watch(batch, loss, *figures)
-        self.part = (self.part + 1) % self.recipe.trainer.accumulate
+        loss, *metrics = self.loss_and_metrics(images, targets)
+        self.log_metrics(batch, loss, *metrics)
+        self.micro_batch = (self.micro_batch + 1) % self.recipe.trainer.accumulate
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """By the thread that went forward: for a GPU, autograd takes another one, on whose core nothing is at hand."""
+        """Run backward on the calling thread; autograd's CUDA worker runs on another core with cold caches."""
         with torch.autograd.set_multithreading_enabled(False):
             super().backward(loss, *args, **kwargs)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
-        self.model.zero_grad()  # now, not after the next forward pass: it can have their memory
+        self.model.zero_grad()  # before the next forward pass, which can then use the memory of the gradients
         self.clock.tick()
-        self.owes_validation = self.trainer.is_last_batch and self.trainer.enable_validation
-        if self.clock.limit and self.trainer.world_size > 1:  # one watch for all: rates and the end must agree
-            self.clock.agree(self.trainer.strategy.broadcast(self.clock.opinion()))
+        self.validation_pending = self.trainer.is_last_batch and self.trainer.enable_validation
+        if self.clock.limit and self.trainer.world_size > 1:  # learning rates and the end of the run must agree
+            self.clock.set_time_state(self.trainer.strategy.broadcast(self.clock.time_state()))
         if self.ema is not None:
             self.ema.update(self.model, step=self.clock.steps)
 
     def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, **kwargs: Any) -> None:
         if self.recipe.trainer.precision == "16-mixed":
             super().configure_gradient_clipping(optimizer, gradient_clip_val, **kwargs)
-        elif gradient_clip_val:  # Lightning refuses to clip for fused optimisers, which matters for scaled losses only
+        elif gradient_clip_val:  # Lightning refuses to clip with fused optimizers, which is a problem for float16 only
             nn.utils.clip_grad_norm_(self.model.parameters(), gradient_clip_val)
 
     def on_validation_start(self) -> None:
         self.clock.pause()
-        self.begin_validation()
+        self.val_loss_sum = torch.zeros(2, device=self.device)
+        self.reset_metrics()
 
-    def validation_step(self, batch: Batch) -> None:
-        self.sources.bad.add(batch.bad, "validation")
+    def validation_step(self, batch: AnyBatch) -> None:
+        self.sources.unreadable.add(batch.bad, "validation")
         if len(batch.labels):
-            self.validate(self.kept, batch)
+            self.update_metrics(self.eval_model, batch)
 
     def on_validation_epoch_end(self) -> None:
-        self.validation = self.finish_validation()
-        self.owes_validation = False
+        self.validation = self.compute_metrics()
+        self.validation_pending = False
 
     def on_train_epoch_end(self) -> None:
         if self.clock.done():
             self.trainer.should_stop = True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["saccade"] = self.clock.state_dict() | {"owes_validation": self.owes_validation}
-        checkpoint.pop("loops", None)  # the clock knows where the run stands; Lightning starts counting anew
+        checkpoint["saccade"] = self.clock.state_dict() | {"validation_pending": self.validation_pending}
+        checkpoint.pop("loops", None)  # the clock has the position in the run; Lightning's counters start at 0
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.clock.load_state_dict(checkpoint["saccade"])
-        self.owes_validation = checkpoint["saccade"].get("owes_validation", False)  # older states do not say
+        self.validation_pending = checkpoint["saccade"]["validation_pending"]
 
-    # The parts of an update
+    # Parts of a step
 
-    def throw_dice(self) -> None:
-        place = [self.recipe.seed, 1, self.clock.steps, self.part, self.trainer.global_rank]
-        seed = int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0]) >> 2
+    def seed_step(self) -> None:
+        """Seed every generator from (seed, step, micro-batch, rank)."""
+        key = [self.recipe.seed, 1, self.clock.steps, self.micro_batch, self.trainer.global_rank]
+        seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) >> 2
         seed_all(seed)
-        self.dice.manual_seed(seed)
+        self.rng.manual_seed(seed)
 
-    def tell_loss_scale(self) -> None:
-        """float16 scales its loss; a model that bounds gradients inside must know by how much (SF-12)."""
+    def set_loss_scale(self) -> None:
+        """Pass the float16 loss scale to models that clamp gradients internally (SparseFormer's sampling points)."""
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None and hasattr(self.model, "set_loss_scale"):
             self.model.set_loss_scale(scaler.get_scale())  # type: ignore[operator]
 
-    def watch(self, batch: Batch, *figures: Tensor) -> None:
-        """Remember what the logs need, without making the device wait."""
-        fresh = torch.stack([figure.detach().float() for figure in figures])
-        self.sums["train"] = self.sums["train"] + fresh if "train" in self.sums else fresh
-        self.sums["parts"] = self.sums.get("parts", 0) + 1
-        self.recent.append((self.clock.steps, figures[0].detach(), batch.indices))
-        if self.device.type == "cpu" or len(self.recent) >= self.recipe.trainer.log_every:
-            self.check_finite()
+    def log_metrics(self, batch: AnyBatch, *metrics: Tensor) -> None:
+        """Accumulate training metrics without synchronising with the device."""
+        values = torch.stack([metric.detach().float() for metric in metrics])
+        self.metric_sum = values if self.metric_sum is None else self.metric_sum + values
+        self.metric_count += 1
+        self.unchecked_losses.append((self.clock.steps, metrics[0].detach(), batch.indices))
+        if self.device.type == "cpu" or len(self.unchecked_losses) >= self.recipe.trainer.log_every:
+            self.check_losses()
 
     def check_weights(self) -> None:
-        """Before they are saved: a step can ruin them although its own loss was finite."""
-        self.check_finite()
+        """Raise if a weight is not finite; a step can ruin the weights although its own loss was finite."""
+        self.check_losses()
         if not bool(torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()]).all()):
             raise NonFiniteLoss(
-                f"the weights are no longer finite after update {self.clock.steps}; "
-                f"the state in {self.out}/last.ckpt is older and good."
+                f"the weights are not finite after step {self.clock.steps}. "
+                f"{self.out}/last.ckpt is from an earlier step, with finite weights."
             )
 
-    def check_finite(self) -> None:
-        """Look at the losses not yet looked at."""
-        recent, self.recent = self.recent, []
-        if not recent or bool(torch.isfinite(torch.stack([loss for _, loss, _ in recent])).all()):
+    def check_losses(self) -> None:
+        """Raise if a loss since the last check is not finite."""
+        losses, self.unchecked_losses = self.unchecked_losses, []
+        if not losses or bool(torch.isfinite(torch.stack([loss for _, loss, _ in losses])).all()):
             return
-        step, loss, indices = next(entry for entry in recent if not torch.isfinite(entry[1]))
+        step, loss, indices = next(entry for entry in losses if not torch.isfinite(entry[1]))
         names = [self.sources.train.name(int(index)) for index in indices[:8]]
         more = f" and {len(indices) - 8} more" if len(indices) > 8 else ""
-        state = f"{self.out}/last.ckpt"
         raise NonFiniteLoss(
-            f"the loss is {float(loss)} at update {step}. Its pictures: {', '.join(names)}{more}. "
-            f"The last good state, if one was saved, is {state}: lower optimizer.lr or set optimizer.clip_grad, "
-            "then continue with --resume."
+            f"the loss is {float(loss)} at step {step}, on {', '.join(names)}{more}. The last good checkpoint, if one "
+            f"was saved, is {self.out}/last.ckpt. Lower optimizer.lr or set optimizer.clip_grad, then use --resume."
         )
 
-    def train_averages(self) -> dict[str, float] | None:
-        """Means over the updates since the last call."""
-        total, parts = self.sums.pop("train", None), self.sums.pop("parts", 0)
+    def mean_train_metrics(self) -> dict[str, float] | None:
+        """Return the training metrics averaged since the last call, or None if there was no step."""
+        total, count = self.metric_sum, self.metric_count
+        self.metric_sum, self.metric_count = None, 0
         if total is None:
             return None
-        total = self.trainer.strategy.reduce(total / parts, reduce_op="mean")
-        assert isinstance(total, Tensor)
+        mean = self.trainer.strategy.reduce(total / count, reduce_op="mean")
+        assert isinstance(mean, Tensor)
         return {
-            name: float(value) * (1 if name == "loss" else 100) for name, value in zip(self.trained, total, strict=True)
+            name: float(value) * (1 if name == "loss" else 100)
+            for name, value in zip(self.train_metrics, mean, strict=True)
         }
 
+    # Shared by the tasks
+
+    def add_val_loss(self, loss: Tensor, num_images: int) -> None:
+        """Add the mean loss of a validation batch."""
+        self.val_loss_sum += torch.stack([loss * num_images, loss.new_tensor(num_images)])
+
+    def mean_val_loss(self) -> float:
+        """Return the validation loss over all processes."""
+        total = self.trainer.strategy.reduce(self.val_loss_sum, reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return float(total[0] / total[1])
+
     @property
-    def kept(self) -> nn.Module:
-        """The weights that are validated and saved: the average, if there is one."""
+    def eval_model(self) -> nn.Module:
+        """The model that is validated and saved: the EMA, if there is one."""
         return self.model if self.ema is None else self.ema.module
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        return AUTOCAST_DTYPES.get(self.recipe.trainer.precision)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Images per micro-batch and process."""
+        order = self.loaders.order
+        return order.batch_size // order.parts // order.world

@@ -1,9 +1,11 @@
-"""A recipe and a folder -> a trained model, its logs, its report."""
+"""Train a recipe into a folder: weights, checkpoints, metrics and a report."""
 
 import logging
 import os
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,41 +14,54 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
-from saccade.engine.callbacks import Bar, History, Keeper, Signals, Stopped
-from saccade.engine.classify import Classify
+from saccade.engine.checkpointing import Checkpointer, SignalHandler, StoppedBySignal
 from saccade.engine.clock import Clock
-from saccade.engine.detect import Detect
-from saccade.engine.feed import Sources
-from saccade.engine.module import Assembly, Training
+from saccade.engine.loaders import Sources
+from saccade.engine.logs import MetricsLog, ProgressBar
+from saccade.engine.module import TrainingModule, TrainingSetup
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
 from saccade.engine.report import write_report
 from saccade.engine.results import describe_run, write_json, write_text
-from saccade.engine.segment import Segment
-from saccade.engine.settings import settings_kept
-from saccade.engine.sync_norm import SyncNorms
+from saccade.engine.sync_batchnorm import BatchNormSync
+from saccade.engine.tasks.classify import ClassificationModule
+from saccade.engine.tasks.detect import DetectionModule
+from saccade.engine.tasks.segment import SegmentationModule
 from saccade.tasks.open import open_task_model
 
-TASKS: dict[str, type[Training]] = {
-    "classification": Classify,
-    "segmentation": Segment,
-    "detection": Detect,
-    "video": Classify,
+TASKS: dict[str, type[TrainingModule]] = {
+    "classification": ClassificationModule,
+    "segmentation": SegmentationModule,
+    "detection": DetectionModule,
+    "video": ClassificationModule,
 }
 
-# A continued run may not change these: its updates would no longer be the ones that were planned.
+# Keys that a resumed run may not change, because its steps would differ from those of the first part.
 FIXED = ("task", "model.", "epochs", "batch_size", "seed", "data.scenes", "data.val_fraction", "trainer.accumulate")
 
 
 class Run(NamedTuple):
-    """What a run left behind."""
+    """A finished or stopped run."""
 
     out: Path
-    result: dict[str, Any]  # as in result.json
-    model: nn.Module  # with the weights that were kept last
-    stopped: str = ""  # the signal that ended it early; continue with resume
+    result: dict[str, Any]  # contents of result.json
+    model: nn.Module  # with the weights of last.safetensors
+    stopped: str = ""  # name of the signal that stopped it
 
 
-@settings_kept()
+@contextmanager
+def preserve_torch_settings() -> Iterator[None]:
+    """Restore the process-wide settings for deterministic algorithms and cuDNN autotuning on exit."""
+    exact, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn
+    benchmark, deterministic = cudnn.benchmark, cudnn.deterministic
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(exact, warn_only=warn)
+        cudnn.benchmark, cudnn.deterministic = benchmark, deterministic
+
+
+@preserve_torch_settings()
 def train(
     recipe: Recipe,
     out: str | Path,
@@ -55,107 +70,107 @@ def train(
     command: str = "",
     progress: bool = True,
 ) -> Run:
-    """Train as `recipe` says into the folder `out`; with `resume`, go on where its last state stands (if any).
+    """Train `recipe` into the folder `out`; with `resume`, continue from its last checkpoint if there is one.
 
-    `device` overrides the recipe's accelerator: "cpu", "cuda", "cuda:1". Gives back the run on process 0; the other
-    processes of a distributed run get a `Run` without result.
+    `device` overrides the recipe's accelerator: "cpu", "cuda", "cuda:1". `command` is recorded in result.json. In a
+    distributed run only process 0 returns a result.
     """
     started = time.monotonic()
     out = Path(out)
-    state = prepare_folder(out, recipe, resume)
-    model, card, sources, sizes = assemble(recipe)
-    steps = count_updates(recipe, sources)
+    checkpoint = prepare_folder(out, recipe, resume)
+    model, card, sources, preprocess = assemble(recipe)
+    steps = steps_per_epoch(recipe, sources)
     clock = Clock(recipe.epochs * steps, recipe.trainer.max_minutes, started)
-    module = TASKS[recipe.task](model, recipe, sources, sizes, clock, str(out))
+    module = TASKS[recipe.task](model, recipe, sources, preprocess, clock, str(out))
     if recipe.trainer.compile:
         module.compile_model(recipe.trainer.compile_mode)
-    keeper, history = Keeper(out, card, recipe.trainer.save_every), History(out)
-    with quiet_lightning(), Signals(keeper) as signals:
-        callbacks = [history, keeper, signals] + ([Bar()] if progress else [])
+    checkpointer, log = Checkpointer(out, card, recipe.trainer.save_every), MetricsLog(out)
+    with quiet_lightning(), SignalHandler(checkpointer) as signals:
+        callbacks = [log, checkpointer, signals] + ([ProgressBar()] if progress else [])
         trainer = Trainer(**trainer_options(recipe, device), callbacks=callbacks)
         stopped = ""
         try:
-            trainer.fit(module, ckpt_path=str(state) if state else None)
-        except Stopped as signal:
+            trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
+        except StoppedBySignal as signal:
             stopped = str(signal)
-        except SIGTERMException:  # Lightning saw the signal first, after a validation; the keeper has saved
+        except SIGTERMException:  # Lightning handled the signal first, after a validation; the checkpoint is saved
             stopped = "SIGTERM"
     if not trainer.is_global_zero:
         return Run(out, {}, model)
     if stopped:
-        return Run(out, {"stopped": stopped, "step": clock.steps}, module.kept, stopped)
-    final, device_used = open_task_model(out / "last.safetensors")[0], trainer.strategy.root_device
-    evaluation = module.evaluate(final, device_used)
-    result = describe_run(final, module, evaluation, keeper.best, command, device_used)
+        return Run(out, {"stopped": stopped, "step": clock.steps}, module.eval_model, stopped)
+    final, final_device = open_task_model(out / "last.safetensors")[0], trainer.strategy.root_device
+    evaluation = module.evaluate(final, final_device)
+    result = describe_run(final, module, evaluation, checkpointer.best, command, final_device)
     write_json(out / "result.json", result)
-    write_report(out / "report.html", result, history.rows, module.sections(final, evaluation), recipe)
+    write_report(out / "report.html", result, log.rows, module.report_sections(final, evaluation), recipe)
     return Run(out, result, final)
 
 
 def prepare_folder(out: Path, recipe: Recipe, resume: bool) -> Path | None:
-    """Make the folder and save the resolved recipe in it; gives the state to continue from, if there is one."""
-    state, saved = out / "last.ckpt", out / "recipe.yaml"
-    if state.exists() and not resume:
-        raise RecipeError(f"{out} holds a run already: continue it with --resume, or choose another --out.")
-    if state.exists() and saved.exists():
+    """Create the folder, save the resolved recipe and return the checkpoint to resume from, if there is one."""
+    checkpoint, saved = out / "last.ckpt", out / "recipe.yaml"
+    if checkpoint.exists() and not resume:
+        raise RecipeError(f"{out} already contains a run. Continue it with --resume, or choose another --out.")
+    if checkpoint.exists() and saved.exists():
         for key, before, now in differences(to_dict(load_recipe(saved)), to_dict(recipe)):
             if key.startswith(FIXED):
-                raise RecipeError(f"{key} was {before!r} and is now {now!r}: a run cannot continue with another one.")
-            logging.getLogger(__name__).warning("continuing with %s=%r (was %r)", key, now, before)
+                raise RecipeError(f"a resumed run cannot change {key}: it was {before!r} and is now {now!r}.")
+            logging.getLogger(__name__).warning("resuming with %s=%r (was %r)", key, now, before)
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         write_text(saved, to_yaml(recipe))
-    return state if state.exists() else None
+    return checkpoint if checkpoint.exists() else None
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """(key, before, now) of every value that differs."""
-    found = []
+    """Return (key, before, now) of every value that differs."""
+    changed = []
     for key in now:
         if isinstance(now[key], dict) and isinstance(before.get(key), dict) and key != "kwargs":
-            found += differences(before[key], now[key], f"{prefix}{key}.")
+            changed += differences(before[key], now[key], f"{prefix}{key}.")
         elif before.get(key) != now[key]:
-            found.append((f"{prefix}{key}", before.get(key), now[key]))
-    return found
+            changed.append((f"{prefix}{key}", before.get(key), now[key]))
+    return changed
 
 
-def assemble(recipe: Recipe) -> Assembly:
-    """Model, its card, the data and the input it gets, as the recipe's task makes them."""
-    made = TASKS[recipe.task].assemble(recipe)
+def assemble(recipe: Recipe) -> TrainingSetup:
+    """Create model, card, data and preprocessing for the recipe's task."""
+    setup = TASKS[recipe.task].assemble(recipe)
     if recipe.trainer.channels_last:
-        made.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        setup.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if recipe.trainer.grad_checkpointing:
-        made.model.set_grad_checkpointing()  # type: ignore[operator]
-    return made
+        setup.model.set_grad_checkpointing()  # type: ignore[operator]
+    return setup
 
 
-def count_updates(recipe: Recipe, sources: Sources) -> int:
-    count = len(sources.train) if sources.train_memory is None else len(sources.train_memory.labels)
+def steps_per_epoch(recipe: Recipe, sources: Sources) -> int:
+    count = sources.train_count
     if recipe.batch_size > count:
-        raise RecipeError(f"batch_size {recipe.batch_size} is more than the {count} training pictures: lower it.")
+        raise RecipeError(f"batch_size ({recipe.batch_size}) must not exceed the {count} training images. Lower it.")
     return count // recipe.batch_size
 
 
 def trainer_options(recipe: Recipe, device: str | None) -> dict[str, Any]:
-    """The recipe in the words of Lightning's Trainer."""
-    wanted = recipe.trainer
-    accelerator, devices = wanted.accelerator, wanted.devices
+    """Return the keyword arguments of Lightning's Trainer."""
+    options = recipe.trainer
+    accelerator, devices = options.accelerator, options.devices
     if device is not None:
         kind, _, number = device.partition(":")
         accelerator = {"cuda": "gpu"}.get(kind, kind)
         if number:
             devices = [int(number)]
-    options: dict[str, Any] = {
+    kwargs: dict[str, Any] = {
         "accelerator": accelerator,
         "devices": devices,
-        "num_nodes": wanted.num_nodes,
-        "strategy": wanted.strategy,
-        "precision": wanted.precision,
-        "max_epochs": -1,  # the clock decides
-        "accumulate_grad_batches": wanted.accumulate,
+        "num_nodes": options.num_nodes,
+        "strategy": options.strategy,
+        "precision": options.precision,
+        "max_epochs": -1,  # the clock ends the run
+        "accumulate_grad_batches": options.accumulate,
         "gradient_clip_val": recipe.optimizer.clip_grad,
-        "deterministic": wanted.deterministic or None,
-        # Detection has other shapes in every update, and each would be measured anew.
-        "benchmark": not wanted.deterministic and recipe.task != "detection",
+        "deterministic": options.deterministic or None,
+        # Detection has new shapes in every step, and cuDNN would autotune for each.
+        "benchmark": not options.deterministic and recipe.task != "detection",
         "use_distributed_sampler": False,
         "num_sanity_val_steps": 0,
         "logger": False,
@@ -163,13 +178,13 @@ def trainer_options(recipe: Recipe, device: str | None) -> dict[str, Any]:
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    if wanted.sync_batchnorm:
-        options["plugins"] = [SyncNorms(accelerator)]
-    return options
+    if options.sync_batchnorm:
+        kwargs["plugins"] = [BatchNormSync(accelerator)]
+    return kwargs
 
 
 class quiet_lightning:
-    """Lightning's tips and notices on hardware do not help the person who waits; its errors still come through."""
+    """Hide Lightning's tips and warnings; errors still appear."""
 
     LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
 

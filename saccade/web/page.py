@@ -261,7 +261,7 @@ def _segmentation_tab(gr: Any, service: Service) -> None:
     if not names:
         gr.HTML(
             words.notice(
-                "No segmentation model is here. Train one (recipes/paca_nano_camvid.yaml) and start the page with "
+                "No segmentation model is here. Train one (recipes/small/paca_nano_paca_camvid.yaml) and start the page with "
                 "saccade serve --checkpoint runs/paca_nano_camvid.",
                 "hint",
             ),

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from saccade.engine.evaluate_masks import answer, look_at
+from saccade.engine.tasks.evaluate_segmenter import predict_probabilities, preprocess_images
 from saccade.models.card import Card
 from saccade.tasks.inference import Inference
 from saccade.tasks.segments import areas, class_colours, label_image, overlay
@@ -48,7 +48,7 @@ def segment(model: nn.Module, card: Card, picture: Image.Image, name: str = "pic
     picture.thumbnail((LARGEST, LARGEST), Image.Resampling.BICUBIC)
     device = next(model.parameters()).device
     pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None].to(device)
-    seen = look_at(pixels, card.preprocess, card.shorter)
-    shares = answer(model, seen, pixels.shape[2:], Inference(), card.names)
+    seen = preprocess_images(pixels, card.preprocess, card.shorter)
+    shares = predict_probabilities(model, seen, pixels.shape[2:], Inference(), card.names)
     labels = shares.argmax(1)[0].byte().cpu().numpy()
     return Segmented(name, label or f"{card.name}+{card.head}", np.array(picture), labels, card.names)

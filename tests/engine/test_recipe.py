@@ -1,4 +1,4 @@
-"""Recipes: typed, flat, and the papers' numbers in them."""
+"""Recipes: types, errors, and the papers' values."""
 
 import dataclasses
 from pathlib import Path
@@ -7,12 +7,13 @@ import pytest
 import torch
 
 import saccade
-from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
+from saccade.engine.recipe import RENAMED, Recipe, RecipeError, load_recipe, to_dict, to_yaml
 
-FILES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+RECIPES = Path(__file__).parents[2] / "recipes"
+FILES = sorted(RECIPES.glob("*/*.yaml"))
 
 
-def test_changes_are_read_as_the_type_of_their_key():
+def test_changes_are_converted_to_type_of_key():
     recipe = load_recipe(None, ["optimizer.lr=5e-4", "augment.scale=[0.2, 1]", "epochs=3", "trainer.compile=true"])
     assert (recipe.optimizer.lr, recipe.augment.scale, recipe.epochs, recipe.trainer.compile) == (
         5e-4,
@@ -31,7 +32,7 @@ def test_changes_are_read_as_the_type_of_their_key():
         ("regularize.drop_pth=1", r"Did you mean regularize\.drop_path\?"),
         ("lr=1", r"unknown key lr\. Did you mean optimizer\.lr\?"),
         ("batchsize=1", r"Did you mean batch_size\?"),
-        ("optimizer.learning_rate=1", "Known here: name, lr"),
+        ("optimizer.learning_rate=1", "Known keys: name, lr"),
         ("optimizer.lr=fast", "optimizer.lr.*float.*fast"),
         ("epochs=1.5", "epochs.*int"),
         ("epochs=0", "at least 1"),
@@ -42,17 +43,34 @@ def test_changes_are_read_as_the_type_of_their_key():
         ("ema.decay=1", "between 0 and 1"),
     ],
 )
-def test_a_wrong_setting_is_named_with_the_right_one(change, words):
+def test_wrong_setting_names_right_one(change, words):
     with pytest.raises(RecipeError, match=words):
         load_recipe(None, [change])
 
 
-def test_mixing_needs_pairs():
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_renamed_key_names_new_one(old, new, tmp_path):
+    with pytest.raises(RecipeError, match=rf"^{old} has been renamed: use {new}\.$"):
+        load_recipe(None, [f"{old}=1"])
+    group, _, key = old.partition(".")
+    (tmp_path / "recipe.yaml").write_text(f"{group}: {{{key}: 1}}")
+    with pytest.raises(RecipeError, match=f"use {new}"):
+        load_recipe(tmp_path / "recipe.yaml")
+    group, _, key = new.partition(".")
+    assert key in to_dict(load_recipe(None))[group]
+
+
+def test_renamed_keys():
+    assert RENAMED.keys() == {"augment.auto", "augment.mix_until", "augment.most", "data.max_bad",
+                              "schedule.warmup_first", "trainer.loader_seconds"}  # fmt: skip
+
+
+def test_mixup_needs_even_batch():
     with pytest.raises(RecipeError, match="must be even"):
         load_recipe(None, ["augment.mixup=1", "batch_size=33"])
 
 
-def test_a_file_with_a_mistake_is_named(tmp_path):
+def test_error_in_file_names_file(tmp_path):
     (tmp_path / "a.yaml").write_text("optimizer: {momentun: 0.9}")
     with pytest.raises(RecipeError, match=r"Did you mean optimizer\.momentum"):
         load_recipe(tmp_path / "a.yaml")
@@ -60,47 +78,50 @@ def test_a_file_with_a_mistake_is_named(tmp_path):
     with pytest.raises(RecipeError, match="not valid YAML"):
         load_recipe(tmp_path / "b.yaml")
     (tmp_path / "c.yaml").write_text("just words")
-    with pytest.raises(RecipeError, match="is no recipe"):
+    with pytest.raises(RecipeError, match="is not a recipe"):
         load_recipe(tmp_path / "c.yaml")
     with pytest.raises(RecipeError, match="no recipe at"):
         load_recipe(tmp_path / "d.yaml")
 
 
-def test_a_resolved_recipe_comes_back_unchanged(tmp_path):
+def test_yaml_round_trip(tmp_path):
     recipe = load_recipe(None, ["optimizer.kwargs.betas=[0.9, 0.98]", "optimizer.weight_decay=1e-8", "data.path=x"])
     (tmp_path / "r.yaml").write_text(to_yaml(recipe))
     assert load_recipe(tmp_path / "r.yaml") == recipe == load_recipe(to_dict(recipe))
 
 
-def test_the_list_is_complete():
-    """Every recipe that the README and the papers speak of; an empty loop below would be green."""
-    papers = {"vt_resnet18_imagenet", "vt_resnet18_imagenet_advanced", "sparseformer_base_imagenet21k",
-              "sparseformer_base_imagenet21k_finetune", "sparseformer_base_more_tokens"}  # fmt: skip
-    papers |= {f"svit_{size}_imagenet{end}" for size in ("small", "base", "large") for end in ("", "_384")}
-    papers |= {f"paca_{size}_imagenet" for size in ("tiny", "small", "base")}
-    papers |= {f"sparseformer_{size}_imagenet" for size in ("tiny", "small", "base")}
-    models = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano", "vt_resnet18")
-    small = {f"{model}_{data}" for model in models for data in ("cifar10", "tiny_imagenet")}
-    small |= {f"{model}_tiny_imagenet_distilled" for model in models[:4]}
-    papers |= {f"video_sparseformer_{size}_kinetics400" for size in ("tiny", "small", "base")}
-    heads = ("paca_nano", "paca_tiny", "svit_small_upernet", "resnet50_fpn", "resnet50_vt_fpn", "sparseformer_tiny")
-    small |= {f"{model}_camvid" for model in heads}
-    papers |= {"svit_base_upernet_ade20k", "paca_small_upernet_ade20k", "sparseformer_tiny_ade20k"}
-    papers |= {f"paca_{size}_ade20k" for size in ("tiny", "small", "base")}
-    papers |= {"resnet50_vt_fpn_coco_stuff", "resnet50_vt_fpn_lip"}
-    papers |= {f"paca_{size}_coco" for size in ("tiny", "small", "base")} | {"sparseformer_small_coco"}
-    papers |= {"svit_small_coco", "svit_small_coco_3x", "svit_base_coco", "svit_base_cascade_coco_3x"}
-    small |= {f"{model}_nuclei" for model in ("svit_small", "paca_tiny", "sparseformer_tiny")}
-    small |= {f"{model}_scenes" for model in ("svit_nano_mask_rcnn", "svit_nano_cascade", "sparseformer_nano")}
-    assert {path.stem for path in FILES} == papers | small | {"demo", "video_sparseformer_nano_motions"}
+def test_recipe_names():
+    """The exact set of recipes, so that a parametrised test over an empty list cannot pass."""
+    tiny_to_base, small_to_large = ("tiny", "small", "base"), ("small", "base", "large")
+    nano = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
+    names = {f"imagenet/svit_{size}{end}" for size in small_to_large for end in ("", "_384")}
+    names |= {f"imagenet/{family}_{size}" for family in ("paca", "sparseformer") for size in tiny_to_base}
+    names |= {f"imagenet/sparseformer_base_{end}" for end in ("21k", "21k_finetune", "more_tokens")}
+    names |= {"imagenet/vt_resnet18", "imagenet/vt_resnet18_advanced"}
+    names |= {f"ade20k/paca_{size}_paca" for size in tiny_to_base}
+    names |= {"ade20k/paca_small_upernet", "ade20k/svit_base_upernet", "ade20k/sparseformer_tiny_sparse"}
+    names |= {f"coco/paca_{size}_mask_rcnn" for size in tiny_to_base}
+    names |= {"coco/svit_small_mask_rcnn", "coco/svit_small_mask_rcnn_3x", "coco/svit_base_mask_rcnn"}
+    names |= {"coco/svit_base_cascade_mask_rcnn_3x", "coco/sparseformer_small_sparse", "coco/resnet50_vt_fpn_stuff"}
+    names |= {"lip/resnet50_vt_fpn"} | {f"kinetics/video_sparseformer_{size}" for size in tiny_to_base}
+    names |= {f"small/{model}_{data}" for model in (*nano, "vt_resnet18") for data in ("cifar10", "tiny_imagenet")}
+    names |= {f"small/{model}_tiny_imagenet_distilled" for model in nano}
+    camvid = ("paca_nano_paca", "paca_tiny_paca", "svit_small_upernet", "resnet50_fpn", "resnet50_vt_fpn")
+    names |= {f"small/{model}_camvid" for model in (*camvid, "sparseformer_tiny_sparse")}
+    nuclei = ("svit_small_mask_rcnn", "paca_tiny_mask_rcnn", "sparseformer_tiny_sparse")
+    names |= {f"small/{model}_nuclei" for model in nuclei}
+    scenes = ("svit_nano", "svit_nano_mask_rcnn", "svit_nano_cascade_mask_rcnn", "sparseformer_nano_sparse")
+    names |= {f"small/{model}_scenes" for model in scenes} | {"small/video_sparseformer_nano_motions"}
+    assert {str(path.relative_to(RECIPES).with_suffix("")) for path in FILES} == names
+    assert len({path.stem for path in FILES}) == len(FILES) == 64, "the command line finds recipes by bare name"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_recipe_says_what_it_is_and_builds(path):
+def test_recipe_has_header_and_builds(path):
     text = path.read_text()
     for word in ("# source ", "# command ", "# hardware ", "# expected "):
         assert word in text, f"{path.name} needs a header line {word!r}"
-    assert f"recipes/{path.name}" in text
+    assert f"saccade train {path.relative_to(RECIPES.parent)} " in text
     recipe = load_recipe(path)
     assert recipe.epochs * recipe.batch_size > 0
     if recipe.task == "segmentation":
@@ -123,7 +144,7 @@ def test_every_recipe_says_what_it_is_and_builds(path):
 
 
 def build_segmenter(recipe: Recipe) -> None:
-    from saccade.engine.optim import make_optimizer
+    from saccade.engine.schedule import make_optimizer
 
     with torch.device("meta"):
         model = saccade.create_segmenter(
@@ -138,7 +159,7 @@ def build_segmenter(recipe: Recipe) -> None:
 
 
 def build_detector(recipe: Recipe) -> None:
-    from saccade.engine.optim import make_optimizer
+    from saccade.engine.schedule import make_optimizer
 
     model = recipe.model
     with torch.device("meta"):
@@ -153,34 +174,36 @@ def build_detector(recipe: Recipe) -> None:
     assert make_optimizer(made, recipe.optimizer, recipe.batch_size).param_groups
 
 
-# What the papers print, by the ids of their claims; rates are those at the recipe's own batch.
+# The papers' values; learning rates are effective ones at the recipe's batch size.
 PRINTED = {
-    "vt_resnet18_imagenet": dict(epochs=90, batch=256, lr=0.1, decay=4e-5, ids="VT-51"),
-    "vt_resnet18_imagenet_advanced": dict(epochs=400, batch=2048, lr=0.16, decay=1e-5, warmup=5, ids="VT-52 VT-53"),
-    "svit_small_imagenet": dict(epochs=300, batch=1024, lr=1e-3, decay=0.05, warmup=5, drop=0.1, ids="SVIT-40 SVIT-42"),
-    "svit_base_imagenet": dict(epochs=300, batch=1024, lr=1e-3, decay=0.05, warmup=5, drop=0.4, ids="SVIT-42"),
-    "svit_large_imagenet": dict(epochs=300, batch=1024, lr=1e-3, decay=0.05, warmup=5, drop=0.6, ids="SVIT-42"),
-    "svit_small_imagenet_384": dict(epochs=30, batch=512, lr=5e-6, decay=1e-8, ids="SVIT-44"),
-    "paca_small_imagenet": dict(epochs=300, batch=1024, lr=1e-3, decay=0.05, warmup=5, ids="PACA-57"),
-    "sparseformer_tiny_imagenet": dict(
+    "imagenet/vt_resnet18": dict(epochs=90, batch=256, lr=0.1, decay=4e-5, ids="VT-51"),
+    "imagenet/vt_resnet18_advanced": dict(epochs=400, batch=2048, lr=0.16, decay=1e-5, warmup=5, ids="VT-52 VT-53"),
+    "imagenet/svit_small": dict(epochs=300, batch=1024, lr=1e-3, decay=0.05, warmup=5, drop=0.1, ids="SVIT-40 SVIT-42"),
+    "imagenet/svit_base": dict(epochs=300, batch=1024, lr=1e-3, decay=0.05, warmup=5, drop=0.4, ids="SVIT-42"),
+    "imagenet/svit_large": dict(epochs=300, batch=1024, lr=1e-3, decay=0.05, warmup=5, drop=0.6, ids="SVIT-42"),
+    "imagenet/svit_small_384": dict(epochs=30, batch=512, lr=5e-6, decay=1e-8, ids="SVIT-44"),
+    "imagenet/paca_small": dict(epochs=300, batch=1024, lr=1e-3, decay=0.05, warmup=5, ids="PACA-57"),
+    "imagenet/sparseformer_tiny": dict(
         epochs=300, batch=1024, lr=1e-3, decay=0.05, warmup=20, drop=0.2, ids="SF-49 SF-50"
     ),
-    "sparseformer_base_imagenet21k": dict(epochs=60, batch=4096, lr=2e-3, decay=0.05, drop=0.1, ids="SF-52"),
-    "sparseformer_base_imagenet21k_finetune": dict(epochs=30, batch=1024, lr=2e-4, decay=1e-8, ids="SF-52"),
-    "video_sparseformer_tiny_kinetics400": dict(epochs=50, batch=256, lr=5e-4, decay=0.05, warmup=5, ids="SF-64"),
-    "svit_base_upernet_ade20k": dict(epochs=127, batch=16, lr=6e-5, decay=0.01, drop=0.3, ids="SVIT-51"),
-    "paca_small_ade20k": dict(epochs=127, batch=16, lr=6e-5, decay=0.01, drop=0.1, ids="PACA-64"),
-    "paca_base_ade20k": dict(epochs=127, batch=16, lr=6e-5, decay=0.01, drop=0.5, ids="PACA-64"),
-    "resnet50_vt_fpn_coco_stuff": dict(epochs=12, batch=32, lr=0.04, decay=1e-4, ids="VT-70"),
-    "resnet50_vt_fpn_lip": dict(epochs=150, batch=96, lr=0.01, decay=5e-4, ids="VT-71"),
+    "imagenet/sparseformer_base_21k": dict(epochs=60, batch=4096, lr=2e-3, decay=0.05, drop=0.1, ids="SF-52"),
+    "imagenet/sparseformer_base_21k_finetune": dict(epochs=30, batch=1024, lr=2e-4, decay=1e-8, ids="SF-52"),
+    "kinetics/video_sparseformer_tiny": dict(epochs=50, batch=256, lr=5e-4, decay=0.05, warmup=5, ids="SF-64"),
+    "ade20k/svit_base_upernet": dict(epochs=127, batch=16, lr=6e-5, decay=0.01, drop=0.3, ids="SVIT-51"),
+    "ade20k/paca_small_paca": dict(epochs=127, batch=16, lr=6e-5, decay=0.01, drop=0.1, ids="PACA-64"),
+    "ade20k/paca_base_paca": dict(epochs=127, batch=16, lr=6e-5, decay=0.01, drop=0.5, ids="PACA-64"),
+    "coco/resnet50_vt_fpn_stuff": dict(epochs=12, batch=32, lr=0.04, decay=1e-4, ids="VT-70"),
+    "lip/resnet50_vt_fpn": dict(epochs=150, batch=96, lr=0.01, decay=5e-4, ids="VT-71"),
 }
 
 
-@pytest.mark.parametrize("name", PRINTED)
-def test_the_papers_numbers(name):
-    from saccade.engine.optim import learning_rate
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.shows(*values["ids"].split())) for name, values in PRINTED.items()]
+)
+def test_recipe_matches_paper(name):
+    from saccade.engine.schedule import learning_rate
 
-    recipe: Recipe = load_recipe(Path(__file__).parents[2] / "recipes" / f"{name}.yaml")
+    recipe: Recipe = load_recipe(RECIPES / f"{name}.yaml")
     printed = PRINTED[name]
     assert (recipe.epochs, recipe.batch_size) == (printed["epochs"], printed["batch"])
     assert learning_rate(recipe.optimizer, recipe.batch_size) == pytest.approx(printed["lr"])
@@ -189,54 +212,61 @@ def test_the_papers_numbers(name):
     assert recipe.regularize.drop_path == printed.get("drop", recipe.regularize.drop_path)
 
 
-def test_the_augmentation_deit_s_followers_share():
-    """SVIT-41, PACA-58, SF-50."""
-    for name in ("svit_small_imagenet", "paca_small_imagenet", "sparseformer_tiny_imagenet"):
-        recipe = load_recipe(Path(__file__).parents[2] / "recipes" / f"{name}.yaml")
+@pytest.mark.shows("SVIT-41", "PACA-58", "SF-50")
+def test_deit_augmentation():
+    for name in ("imagenet/svit_small", "imagenet/paca_small", "imagenet/sparseformer_tiny"):
+        recipe = load_recipe(RECIPES / f"{name}.yaml")
         augment = recipe.augment
-        assert (augment.auto, augment.mixup, augment.cutmix) == ("rand-m9-mstd0.5-inc1", 0.8, 1.0)
+        assert (augment.auto_augment, augment.mixup, augment.cutmix) == ("rand-m9-mstd0.5-inc1", 0.8, 1.0)
         assert (augment.erase, recipe.regularize.label_smoothing) == (0.25, 0.1)
 
 
-def test_the_advanced_recipe_of_vt():
-    """VT-54 ... VT-57: AutoAugment, stochastic depth 0.1, dropout 0.2, average 0.99985, distillation 0.8 / 0.2."""
-    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "vt_resnet18_imagenet_advanced.yaml")
-    assert (recipe.augment.auto, recipe.regularize.drop_path, recipe.regularize.dropout) == ("original", 0.1, 0.2)
+@pytest.mark.shows("VT-54", "VT-55", "VT-56", "VT-57")
+def test_vt_advanced_recipe():
+    """VT Sec. 5.2: AutoAugment, stochastic depth 0.1, dropout 0.2, EMA 0.99985, distillation 0.8 / 0.2."""
+    recipe = load_recipe(RECIPES / "imagenet/vt_resnet18_advanced.yaml")
+    assert (recipe.augment.auto_augment, recipe.regularize.drop_path, recipe.regularize.dropout) == (
+        "original",
+        0.1,
+        0.2,
+    )
     assert (recipe.ema.decay, recipe.distill.weight, recipe.trainer.sync_batchnorm) == (0.99985, 0.8, True)
     assert recipe.optimizer.name == "rmsproptf"
 
 
+@pytest.mark.shows("PACA-64", "VT-70")
 def test_segmentation_schedules():
-    """PACA-64: 160k updates of 16 among 20,210 images, 1500 of warm-up, then a straight line to nothing."""
+    """PaCa: 160k steps of 16 among 20,210 images, 1500 of warm-up, then linear decay to 0."""
     from tests.engine.test_schedule import rates
 
-    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "paca_small_ade20k.yaml")
-    updates = 20_210 // recipe.batch_size
-    assert recipe.epochs * updates == pytest.approx(160_000, rel=0.005)
-    assert recipe.schedule.warmup_epochs * updates == pytest.approx(1500, rel=0.005)
+    recipe = load_recipe(RECIPES / "ade20k/paca_small_paca.yaml")
+    steps = 20_210 // recipe.batch_size
+    assert recipe.epochs * steps == pytest.approx(160_000, rel=0.005)
+    assert recipe.schedule.warmup_epochs * steps == pytest.approx(1500, rel=0.005)
     assert rates(recipe.schedule, 6e-5, 127, [0, 63.5, 127]) == pytest.approx([1e-6, 3e-5, 0.0], abs=1e-9)
-    stuff = load_recipe(Path(__file__).parents[2] / "recipes" / "resnet50_vt_fpn_coco_stuff.yaml")
+    stuff = load_recipe(RECIPES / "coco/resnet50_vt_fpn_stuff.yaml")
     assert rates(stuff.schedule, 0.04, 12, [1, 7.9, 8, 10.6, 10.7, 12]) == pytest.approx(
         [0.04, 0.04, 0.004, 0.004, 0.0004, 0.0004]
     )
 
 
-def test_what_is_new_in_paca_learns_ten_times_faster():
-    """PACA-64: the head, and the layers that score the clusters."""
-    from saccade.engine.optim import make_optimizer
+@pytest.mark.shows("PACA-64")
+def test_new_layers_of_paca_have_ten_times_the_learning_rate():
+    """The head, and the last clustering layers."""
+    from saccade.engine.schedule import make_optimizer
 
-    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "paca_tiny_ade20k.yaml")
+    recipe = load_recipe(RECIPES / "ade20k/paca_tiny_paca.yaml")
     with torch.device("meta"):
         model = saccade.create_segmenter("paca_tiny", "paca")
     groups = make_optimizer(model, recipe.optimizer, 16).param_groups
     scales = {id(parameter): group["lr_scale"] for group in groups for parameter in group["params"]}
     decays = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
-    faster = {name for name, parameter in model.named_parameters() if scales[id(parameter)] == 10}
-    assert all(name.startswith("head.") or "to_score" in name for name in faster)
-    assert len([name for name in faster if name.startswith("backbone.")]) == 3
-    assert {name for name, _ in model.head.named_parameters()} == {n[5:] for n in faster if n.startswith("head.")}
+    scaled = {name for name, parameter in model.named_parameters() if scales[id(parameter)] == 10}
+    assert all(name.startswith("head.") or "to_score" in name for name in scaled)
+    assert len([name for name in scaled if name.startswith("backbone.")]) == 3
+    assert {name for name, _ in model.head.named_parameters()} == {n[5:] for n in scaled if n.startswith("head.")}
     assert all(decays[id(p)] == (0.01 if p.ndim > 1 else 0) for p in model.parameters())
-    with pytest.raises(RecipeError, match="no parameter's name begins with 'nothing"):
+    with pytest.raises(RecipeError, match="no parameter name starts with 'nothing"):
         make_optimizer(model, dataclasses.replace(recipe.optimizer, lr_scale={"nothing.": 2.0}), 16)
 
 
@@ -245,23 +275,24 @@ def test_segmentation_needs_a_head():
         load_recipe(None, ["task=segmentation"])
 
 
-MANY = list(range(480, 801, 32))  # shorter sides of multi-scale training
+MULTI_SCALE = list(range(480, 801, 32))  # shorter sides
 
 
+@pytest.mark.shows("PACA-60", "PACA-61", "SVIT-47", "SVIT-48")
 @pytest.mark.parametrize(
     ("name", "epochs", "milestones", "sides", "drop", "crop"),
     [
-        ("paca_tiny_coco", 12, [8, 11], MANY, 0.1, "detr"),  # PACA-60, PACA-61
-        ("paca_base_coco", 12, [8, 11], MANY, 0.1, "detr"),
-        ("svit_small_coco", 12, [8, 11], 800, 0.1, "none"),  # SVIT-47, SVIT-48
-        ("svit_small_coco_3x", 36, [27, 33], MANY, 0.1, "none"),
-        ("svit_base_coco", 12, [8, 11], 800, 0.3, "none"),
-        ("svit_base_cascade_coco_3x", 36, [27, 33], MANY, 0.3, "none"),
+        ("coco/paca_tiny_mask_rcnn", 12, [8, 11], MULTI_SCALE, 0.1, "detr"),
+        ("coco/paca_base_mask_rcnn", 12, [8, 11], MULTI_SCALE, 0.1, "detr"),
+        ("coco/svit_small_mask_rcnn", 12, [8, 11], 800, 0.1, "none"),
+        ("coco/svit_small_mask_rcnn_3x", 36, [27, 33], MULTI_SCALE, 0.1, "none"),
+        ("coco/svit_base_mask_rcnn", 12, [8, 11], 800, 0.3, "none"),
+        ("coco/svit_base_cascade_mask_rcnn_3x", 36, [27, 33], MULTI_SCALE, 0.3, "none"),
     ],
 )
-def test_detection_schedules(name, epochs, milestones, sides, drop, crop):
-    """AdamW 1e-4, weight decay 0.05, batch 16, 500 updates of warm-up; longer side at most 1333."""
-    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / f"{name}.yaml")
+def test_detection_recipes(name, epochs, milestones, sides, drop, crop):
+    """AdamW 1e-4, weight decay 0.05, batch 16, 500 steps of warm-up; longer side at most 1333."""
+    recipe = load_recipe(RECIPES / f"{name}.yaml")
     assert (recipe.optimizer.name, recipe.optimizer.lr, recipe.optimizer.weight_decay) == ("adamw", 1e-4, 0.05)
     assert (recipe.epochs, recipe.batch_size, recipe.schedule.milestones) == (epochs, 16, milestones)
     assert recipe.schedule.warmup_epochs * 118_287 / 16 == pytest.approx(500, rel=0.01)
@@ -270,9 +301,21 @@ def test_detection_schedules(name, epochs, milestones, sides, drop, crop):
     assert ("cascade" in recipe.model.head) == ("cascade" in name)
 
 
-def test_the_sparse_detector_is_trained_as_detr():
-    """SF-67, SF-69."""
-    recipe = load_recipe(Path(__file__).parents[2] / "recipes" / "sparseformer_small_coco.yaml")
+@pytest.mark.shows("SF-67", "SF-69")
+def test_sparse_detector_is_trained_like_detr():
+    recipe = load_recipe(RECIPES / "coco/sparseformer_small_sparse.yaml")
     assert recipe.epochs == 300
     assert (recipe.model.head_kwargs["num_tokens"], recipe.model.head_kwargs["detect_tokens"]) == (400, 100)
     assert (recipe.optimizer.lr, recipe.optimizer.weight_decay, recipe.optimizer.clip_grad) == (1e-4, 1e-4, 0.1)
+
+
+def test_effective_learning_rates_are_noted():
+    """A recipe with reference_batch has the effective rate as a comment on that line."""
+    from saccade.engine.schedule import learning_rate
+
+    scaled = [path for path in FILES if "reference_batch" in path.read_text()]
+    assert len(scaled) == 9
+    for path in scaled:
+        recipe = load_recipe(path)
+        (line,) = [line for line in path.read_text().splitlines() if "reference_batch" in line]
+        assert float(line.rpartition("# effective lr ")[2]) == learning_rate(recipe.optimizer, recipe.batch_size)

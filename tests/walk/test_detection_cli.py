@@ -8,7 +8,7 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 from saccade.data.objects import SceneObjects
-from tests.engine.test_detect import REGIONS, SMALL, TINY
+from tests.engine.tasks.test_detect import REGIONS, SMALL, TINY
 from tests.walk.test_cli import run
 
 EVAL = ["--data", "scenes", "--split", "val", "--set", "scenes=16", "--workers", "0", "--device", "cpu"]
@@ -52,7 +52,7 @@ def test_train_leaves_weights_result_files_and_a_page(folder):
 def test_eval_prints_cocos_table_for_boxes_and_masks(capsys, folder, sparse):
     code, out, _ = run(capsys, "eval", str(folder), *EVAL)
     assert code == 0
-    for word in ("AP50", "AP75", "AP small", "AR", "box", "mask", "100 detections", "weakest classes"):
+    for word in ("AP50", "AP75", "AP small", "AR", "box", "mask", "100 detections", "worst classes"):
         assert word in out
     code, out, _ = run(capsys, "eval", str(sparse), *EVAL, "--max-detections", "7")
     assert code == 0

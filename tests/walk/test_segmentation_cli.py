@@ -9,7 +9,7 @@ from PIL import Image
 
 import saccade
 from saccade.data.photos import photo_paths
-from tests.engine.test_segment import SMALL
+from tests.engine.tasks.test_segment import SMALL
 from tests.tasks.test_segmenter_checkpoint import official_file
 from tests.walk.test_cli import run
 

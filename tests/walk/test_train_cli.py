@@ -7,7 +7,7 @@ import torch
 
 import saccade
 from saccade.cli import main
-from saccade.engine.evaluate import answer
+from saccade.engine.tasks.evaluate_classifier import predict_logits
 from saccade.models.card import preprocess_of
 from tests.engine.runs import arguments
 
@@ -47,12 +47,15 @@ def test_train_json_is_only_json(tmp_path, capsys):
         (["--model", "svit_nano"], "no data: give --data PATH"),
         (["--data", "scenes"], "nothing to train"),
         (["svit_nano_cifar", "--data", "scenes"], "Did you mean svit_nano_cifar10?"),
-        (["demo", "--set", "optimizer.learnrate=1"], "unknown key optimizer.learnrate"),
-        (["demo", "--data", "nowhere/at/all"], "no data at nowhere/at/all"),
-        (["demo", "--set", "model.kwargs.stem=wide"], "stem must be one of conv, patch"),
-        (["demo", "--set", "model.checkpoint=missing.pth"], "no such checkpoint"),
-        (["demo", "--set", "data.scenes=20", "--set", "batch_size=64"], "lower it"),
-        (["demo", "--set", "model.kwargs={wrong: 1}"], "wrong"),
+        (["svit_nano_scenes", "--set", "optimizer.learnrate=1"], "unknown key optimizer.learnrate"),
+        (["svit_nano_scenes", "--data", "nowhere/at/all"], "no data at nowhere/at/all"),
+        (["svit_nano_scenes", "--set", "model.kwargs.stem=wide"], "stem must be one of conv, patch"),
+        (["svit_nano_scenes", "--set", "model.checkpoint=missing.pth"], "no such checkpoint"),
+        (
+            ["svit_nano_scenes", "--set", "data.scenes=20", "--set", "batch_size=64"],
+            "must not exceed the 20 training images. Lower it",
+        ),
+        (["svit_nano_scenes", "--set", "model.kwargs={wrong: 1}"], "wrong"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_1(words, message, tmp_path, capsys):
@@ -95,7 +98,9 @@ def test_eval_averages_with_the_mirrored_picture(run, capsys):
     torch.nn.init.normal_(model.get_classifier().weight)
     images = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        once, again = (answer(model, views, preprocess_of(model)).softmax(1) for views in (images, images.flip(-1)))
-        both = answer(model, images, preprocess_of(model), flip=True).softmax(1)
+        once, again = (
+            predict_logits(model, views, preprocess_of(model)).softmax(1) for views in (images, images.flip(-1))
+        )
+        both = predict_logits(model, images, preprocess_of(model), flip=True).softmax(1)
     assert (once - again).abs().max() > 1e-3
     torch.testing.assert_close(both, (once + again) / 2, atol=1e-5, rtol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 
 from saccade.cli import main
 from saccade.data.motion import MOTIONS, write_motions
-from tests.engine.test_video import TINY
+from tests.engine.tasks.test_classify_video import TINY
 from tests.walk.test_cli import run
 
 

@@ -64,7 +64,7 @@ def make_run(out: Path, name: str = "svit_nano", classes: list[str] | None = Non
     result = {
         "data": "tiny-imagenet", "train_images": 40000, "val_images": 5000, "epochs": 100, "minutes": 8.5,
         "parameters": 2_489_274, "final": score, "best": score | {"step": 9}, "machine": {"device": "a card"},
-        "command": f"saccade train /home/me/recipes/{name}_tiny_imagenet.yaml --data /home/me/tiny-imagenet/",
+        "command": f"saccade train /home/me/recipes/small/{name}_tiny_imagenet.yaml --data /home/me/tiny-imagenet/",
         "recipe": {
             "batch_size": 512, "optimizer": {"name": "adamw", "lr": 1e-3},
             "model": {"checkpoint": None}, "distill": {"teacher": "/home/me/runs/teacher.safetensors"},

@@ -112,7 +112,7 @@ def test_the_card_says_what_people_ask(folder):
         'saccade.create_model("svit_nano.tiny_imagenet", pretrained=True)',
         "non-commercial research and education",
         "top1 41.5 %",
-        "`saccade train recipes/svit_nano_tiny_imagenet.yaml --data tiny-imagenet`: adamw, rate 0.001, batch 512, "
+        "`saccade train recipes/small/svit_nano_tiny_imagenet.yaml --data tiny-imagenet`: adamw, rate 0.001, batch 512, "
         "taught by teacher.safetensors, 100 epochs, 8.5 minutes on a card",
         "64 px, crop 0.9, bicubic",
         "do not decide about people",

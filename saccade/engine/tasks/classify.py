@@ -1,0 +1,176 @@
+"""Training of classifiers of images or clips: cross-entropy, optional distillation, accuracy."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.data.mixup import Mixup
+from torch import Tensor, nn
+
+from saccade.data.augment import erase, normalise, resize
+from saccade.data.loader import Batch, MemoryEvalLoader, seed_all
+from saccade.data.motion import MotionSet
+from saccade.engine.loaders import Loaders, Partition, batch_augment, evaluation_loader, image_loaders, open_sources
+from saccade.engine.module import TrainingModule, TrainingSetup
+from saccade.engine.recipe import Recipe, RecipeError
+from saccade.engine.report import classes_section, examples_section
+from saccade.engine.tasks.evaluate_classifier import Evaluation, evaluate_classifier
+from saccade.inference.compile import compile_options
+from saccade.models.card import Card, preprocess_of
+from saccade.tasks.classification import accuracy_metrics, build_classifier, classification_loss
+from saccade.tasks.distillation import distillation_loss, load_teacher
+
+
+class ClassificationModule(TrainingModule):
+    """A training run of a classifier of images or videos."""
+
+    monitor = "top1"
+    train_metrics = ("loss", "top1")
+    val_metrics = ("loss", "top1", "top5", "calibration")
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        recipe, preprocess = self.recipe, self.preprocess
+        num_classes, augment, distill = len(self.sources.classes), recipe.augment, recipe.distill
+        teacher = None
+        if distill.teacher:
+            teacher = load_teacher(distill.teacher, num_classes, preprocess, distill.image_size, **distill.kwargs)
+        self._unregistered = {"teacher": teacher}  # a dict, so that Lightning neither saves nor counts its parameters
+        self.metrics = accuracy_metrics(num_classes)
+        self.augment = None
+        if self.sources.train_memory is not None:
+            self.augment = batch_augment(augment, preprocess.size, preprocess)
+        self.mix = None
+        if augment.mixup or augment.cutmix:
+            self.mix = Mixup(
+                augment.mixup,
+                augment.cutmix,
+                prob=augment.mix_prob,
+                switch_prob=augment.mix_switch,
+                label_smoothing=recipe.regularize.label_smoothing,
+                num_classes=num_classes,
+            )
+
+    @property
+    def teacher(self) -> nn.Module | None:
+        return self._unregistered["teacher"]
+
+    @classmethod
+    def assemble(cls, recipe: Recipe) -> TrainingSetup:
+        seed_all(recipe.seed)
+        options, regularize = recipe.model, recipe.regularize
+        kwargs = dict(options.kwargs)
+        for option, value in (("drop_path_rate", regularize.drop_path), ("drop_rate", regularize.dropout)):
+            if value:
+                kwargs[option] = value
+        if options.checkpoint and not Path(options.checkpoint).is_file():
+            raise RecipeError(f"model.checkpoint: no such checkpoint: {options.checkpoint}")
+        try:
+            with torch.device("meta"):  # opening the data needs only the model's input description
+                default = preprocess_of(build_classifier(options.name, 2, **kwargs))
+        except TypeError as error:
+            raise RecipeError(f"{options.name} cannot be created with {kwargs}: {error}") from error
+        data = recipe.data
+        preprocess = default._replace(
+            size=data.image_size or default.size,
+            crop_pct=data.crop_pct or default.crop_pct,
+            interpolation=data.interpolation,
+        )
+        if recipe.task == "video":
+            frames = data.frames or default.frames if default.frames else 1  # image models get the middle frame
+            preprocess = preprocess._replace(frames=frames, stride=data.stride)
+        elif preprocess.frames:
+            raise RecipeError(f"{options.name} takes clips. Train it with task: video (--set task=video).")
+        sources = open_sources(data, preprocess.size, recipe.seed, preprocess.frames)
+        seed_all(recipe.seed)
+        model = build_classifier(options.name, len(sources.classes), options.checkpoint, options.pretrained, **kwargs)
+        val_preprocess = preprocess._replace(size=data.val_size or preprocess.size)
+        if sources.val_memory is not None or isinstance(sources.val, MotionSet):
+            val_preprocess = val_preprocess._replace(crop_pct=1.0)  # cached images and rendered clips are not cropped
+        card = Card(options.name, len(sources.classes), dict(options.kwargs), sources.classes, val_preprocess)
+        return TrainingSetup(model, card, sources, preprocess)
+
+    def compile_model(self, mode: str | None) -> None:
+        super().compile_model(mode)
+        if self.teacher is not None:
+            self.teacher.compile(**compile_options())
+        if self.augment is not None:
+            self.augment.change = torch.compile(self.augment.change, **compile_options(mode))
+
+    def make_loaders(self, partition: Partition) -> Loaders:
+        if self.teacher is not None:
+            self.teacher.to(partition.device)
+        return image_loaders(self.recipe, self.sources, self.preprocess, partition)
+
+    def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """uint8 images or clips -> augmented, normalised ones (B, 3, S, S), and targets (B,) or (B, K)."""
+        augment = self.recipe.augment
+        with torch.autocast(self.device.type, enabled=False):
+            if self.augment is not None:
+                images = self.augment(batch.images, self.rng)
+            else:
+                images = normalise(batch.images.float() / 255, self.preprocess.mean, self.preprocess.std)
+            shape, targets = images.shape, batch.labels
+            images = images.flatten(1, -3)  # frames as channels: all frames of a clip are changed alike
+            if augment.erase:
+                images = erase(images, augment.erase, self.rng)
+            if self.recipe.trainer.channels_last and len(shape) == 4:
+                images = images.contiguous(memory_format=torch.channels_last)
+            if self.mix is not None and self.clock.progress < augment.mix_off_after and len(images) % 2 == 0:
+                images, targets = self.mix(images, targets)
+        return images.view(shape), targets
+
+    def loss_and_metrics(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.model(images)
+        labels = targets if targets.ndim == 1 else targets.argmax(1)
+        accuracy = (logits.detach().argmax(1) == labels).float().mean()
+        return self.loss(logits, targets, images), accuracy
+
+    def loss(self, logits: Tensor, targets: Tensor, images: Tensor) -> Tensor:
+        loss = classification_loss(logits, targets, self.recipe.regularize.label_smoothing)
+        distill = self.recipe.distill
+        if self.teacher is None:
+            return loss
+        distillation = distillation_loss(logits, self.teacher(images), distill.temperature, distill.kind)
+        return distill.weight * distillation + (1 - distill.weight) * loss
+
+    def val_inputs(self, images: Tensor) -> Tensor:
+        """uint8 images -> resized and normalised images."""
+        size = self.recipe.data.val_size or self.preprocess.size
+        with torch.autocast(self.device.type, enabled=False):
+            pixels = resize(images.float() / 255, size).clamp(0, 1)
+            return normalise(pixels, self.preprocess.mean, self.preprocess.std)
+
+    def reset_metrics(self) -> None:
+        self.metrics.reset()
+
+    def update_metrics(self, model: nn.Module, batch: Batch) -> None:
+        logits = model(self.val_inputs(batch.images)).float()
+        self.metrics.update(logits, batch.labels)
+        self.add_val_loss(classification_loss(logits, batch.labels), len(batch.labels))
+
+    def compute_metrics(self) -> dict[str, float]:
+        values = self.metrics.compute()
+        percent = {name: 100 * float(values[name]) for name in self.val_metrics if name != "loss"}
+        return {"loss": self.mean_val_loss()} | percent
+
+    def evaluate(self, model: nn.Module, device: torch.device) -> Evaluation:
+        data, sources = self.recipe.data, self.sources
+        preprocess = self.preprocess._replace(size=data.val_size or self.preprocess.size)
+        batches: Iterable[Batch]
+        if sources.val_memory is not None:
+            batches = MemoryEvalLoader(sources.val_memory.to(device), self.micro_batch_size)
+        else:
+            batches = evaluation_loader(
+                sources.val, preprocess, self.micro_batch_size, data.workers, device, data.views
+            )
+        return evaluate_classifier(model, batches, len(sources.classes), preprocess, device, self.autocast_dtype)
+
+    def report_sections(self, model: nn.Module, evaluation: Evaluation) -> list[tuple[str, str]]:
+        source = self.sources.val
+        return [
+            ("Classes", classes_section(evaluation.per_class, evaluation.confusion, source.classes, "Accuracy")),
+            ("Errors with the highest loss", examples_section(evaluation, source, worst=True)),
+            ("Most confident correct predictions", examples_section(evaluation, source, worst=False)),
+        ]

@@ -1,0 +1,189 @@
+"""Training of detectors: images and objects, the detector's losses, average precision."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from saccade._extras import require
+from saccade.data.image import BadImage
+from saccade.data.loader import seed_all
+from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, unpack_masks
+from saccade.data.object_transforms import AugmentObjects
+from saccade.data.open_objects import open_objects
+from saccade.data.source import DataError
+from saccade.engine.loaders import Loaders, Partition, Sources, UnreadableImages, check_path
+from saccade.engine.module import TrainingModule, TrainingSetup
+from saccade.engine.recipe import Data, Recipe
+from saccade.engine.report import classes_section, image_figure, image_grid
+from saccade.engine.tasks.evaluate_detector import ObjectEvaluation, coco_metric, evaluate_detector
+from saccade.inference.compile import compile_options
+from saccade.models.card import Card, preprocess_of
+from saccade.tasks.coco import CocoMetric
+from saccade.tasks.detection import RegionDetector, SparseDetector, create_detector
+from saccade.tasks.detections import draw_detections
+
+SCENE_SIZE = 128  # side of the embedded scenes, unless data.image_size is set
+NUM_EXAMPLES = 6  # images per section of the report
+
+
+class DetectionModule(TrainingModule):
+    """A training run of an object detector, with or without instance masks."""
+
+    monitor = "box_ap"
+    train_metrics = ("loss",)
+    val_metrics = ("box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75")
+    model: RegionDetector | SparseDetector
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        # Crops already have their final size; this torchvision switch skips resizing in training.
+        transform: Any = self.model.transform  # torchvision annotates neither the attribute nor the switch
+        transform._skip_resize = self.recipe.augment.crop == "resized"
+        self._coco: CocoMetric | None = None
+
+    @classmethod
+    def assemble(cls, recipe: Recipe) -> TrainingSetup:
+        seed_all(recipe.seed)
+        options, data = recipe.model, recipe.data
+        for module in ("pycocotools.cocoeval", *(("scipy.optimize",) if options.head == "sparse" else ())):
+            require(module, "train")  # fail now, not at the first validation or matching
+        sources = open_object_sources(data, recipe.seed)
+        kwargs, head_kwargs = dict(options.kwargs), dict(options.head_kwargs)
+        if recipe.regularize.drop_path:
+            kwargs["drop_path_rate"] = recipe.regularize.drop_path
+        if options.head != "sparse" and not sources.train.has_masks:
+            head_kwargs.setdefault("masks", False)
+        model = create_detector(
+            options.name,
+            options.head,
+            len(sources.classes),
+            options.pretrained,
+            options.checkpoint,
+            backbone_kwargs=kwargs,
+            **head_kwargs,
+        )
+        preprocess = preprocess_of(model.trunk)._replace(size=data.image_size or SCENE_SIZE, crop_pct=1.0)
+        card = Card(
+            options.name,
+            len(sources.classes),
+            dict(options.kwargs),
+            sources.classes,
+            preprocess,
+            "detection",
+            options.head,
+            head_kwargs,
+        )
+        return TrainingSetup(model, card, sources, preprocess)
+
+    def compile_model(self, mode: str | None) -> None:
+        """Compile the backbone only: the shapes after it change with the number of objects."""
+        self.model.trunk.compile(**compile_options(mode))
+
+    def make_loaders(self, partition: Partition) -> Loaders:
+        augment, order = self.recipe.augment, partition.order
+        transform = AugmentObjects(
+            self.recipe.data.image_size,
+            augment.crop,
+            augment.resize,
+            augment.flip,
+            augment.vertical_flip,
+            augment.jitter,
+        )
+        workers, pin = partition.workers, partition.pin
+        return Loaders(
+            order,
+            ObjectLoader(self.sources.train, transform, order, workers, pin),
+            ObjectEvalLoader(self.sources.val, partition.images, workers, order.rank, order.world, pin),
+        )
+
+    def prepare(self, batch: ObjectBatch) -> tuple[list[Tensor], Any]:
+        """uint8 images -> images in [0, 1], which the detector resizes and normalises; masks are unpacked."""
+        targets = []
+        for image, target in zip(batch.images, batch.labels, strict=True):
+            masks = {"masks": unpack_masks(target["masks"], image.shape[-1])} if "masks" in target else {}
+            targets.append(target | masks)
+        return [image.float() / 255 for image in batch.images], targets
+
+    def loss_and_metrics(self, images: list[Tensor], targets: Any) -> tuple[Tensor]:
+        losses = self.model(images, targets)
+        return (torch.stack([loss.float() for loss in losses.values()]).sum(),)
+
+    @property
+    def coco(self) -> CocoMetric:
+        """The metric, created on first use because it reads all annotations."""
+        if self._coco is None:
+            self._coco = coco_metric(self.model, self.sources.val, self.recipe.data.max_detections)
+        return self._coco
+
+    def reset_metrics(self) -> None:
+        self.coco.reset()
+
+    def update_metrics(self, model: nn.Module, batch: ObjectBatch) -> None:
+        images, _ = self.prepare(batch)
+        ids = self.sources.val.image_ids[batch.indices.cpu().numpy()].tolist()
+        self.coco.update(model(images), ids)
+
+    def compute_metrics(self) -> dict[str, float]:
+        self.coco.gather()
+        values, kinds = self.coco.compute(by_size=False), self.coco.per_class  # kinds: "box", perhaps "mask"
+        return {name: 100 * values.get(name, 0.0) for name in self.val_metrics if name.partition("_")[0] in kinds}
+
+    def evaluate(self, model: nn.Module, device: torch.device) -> ObjectEvaluation:
+        source, workers = self.sources.val, self.recipe.data.workers
+        batches = ObjectEvalLoader(source, self.micro_batch_size, workers, pin=device.type == "cuda")
+        evaluation = evaluate_detector(model, batches, source, self.coco, device, self.autocast_dtype)
+        evaluation.coco.write(self.out)
+        return evaluation
+
+    def report_sections(self, model: nn.Module, evaluation: ObjectEvaluation) -> list[tuple[str, str]]:
+        order = evaluation.quality.argsort()
+        return [
+            ("Classes", classes_section(evaluation.per_class, None, self.sources.classes, "Box AP")),
+            ("Worst predictions", self.examples(model, evaluation, order[:NUM_EXAMPLES])),
+            ("Best predictions", self.examples(model, evaluation, order[-NUM_EXAMPLES:].flip(0))),
+        ]
+
+    @torch.inference_mode()
+    def examples(self, model: nn.Module, evaluation: ObjectEvaluation, rows: Tensor) -> str:
+        """Return detections and ground truth side by side, for rows of the evaluation."""
+        source, device = self.sources.val, next(model.parameters()).device
+        figures = []
+        for row in rows.tolist():
+            index = int(evaluation.indices[row])
+            try:
+                image = source.read(index)
+            except BadImage:
+                continue
+            pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).to(device)
+            prediction = model([pixels.float() / 255])[0]
+            objects = source.objects(index, image.size)
+            truth = {
+                "boxes": torch.from_numpy(objects.boxes),
+                "labels": torch.from_numpy(objects.labels),
+                "scores": torch.ones(len(objects.labels)),
+            }
+            if objects.masks is not None:
+                truth["masks"] = torch.from_numpy(objects.masks)[:, None]
+            text = f"prediction, {100 * float(evaluation.quality[row]):.0f} % correct"
+            for detections, caption in ((prediction, text), (truth, "ground truth")):
+                drawn = draw_detections(image, detections, source.classes, names=False)
+                figures.append(image_figure(drawn, source.name(index), caption, 320))
+        return image_grid(figures, 300)
+
+
+def open_object_sources(data: Data, seed: int) -> Sources:
+    """Open and check images with objects."""
+    train, val = open_objects(
+        check_path(data, "COCO JSON or a folder with it, or Parquet, or scenes"),
+        data.val_path,
+        data.val_fraction,
+        seed,
+        image_column=data.image_column,
+        scenes=data.scenes,
+        size=data.image_size or SCENE_SIZE,
+    )
+    if not len(train) or not len(val):
+        raise DataError(f"the {'training' if not len(train) else 'validation'} set is empty.")
+    return Sources(train, val, None, None, UnreadableImages(data.max_unreadable))

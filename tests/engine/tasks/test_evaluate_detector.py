@@ -1,0 +1,31 @@
+"""Evaluation of detectors."""
+
+import numpy as np
+import torch
+
+from saccade.data.object_loader import ObjectEvalLoader
+from saccade.data.objects import SceneObjects
+from saccade.engine.tasks.evaluate_detector import coco_metric, detection_quality, evaluate_detector
+from saccade.engine.train import assemble
+from tests.engine.tasks.test_detect import recipe
+
+
+def test_data_without_objects_has_zero_ap():
+    class Empty(SceneObjects):
+        def objects(self, index, size=None):
+            return super().objects(index).take(np.array([], int))
+
+    source, model = Empty(2, 48, "val"), assemble(recipe()).model
+    found = evaluate_detector(model, ObjectEvalLoader(source, 2, 0), source, coco_metric(model, source, 100))
+    assert found.metrics == {"box_ap": 0.0}
+    assert found.per_class == [None] * 10
+
+
+def test_detection_quality():
+    true = torch.tensor([[0.0, 0, 10, 10], [20, 20, 30, 30]])
+    assert detection_quality(true, true) == 1.0
+    assert detection_quality(true[:1], true) == 0.5
+    assert detection_quality(torch.cat([true, true + 50]), true) == 0.5  # two detected, two false
+    assert detection_quality(true[:0], true) == 0.0
+    assert detection_quality(true[:0], true[:0]) == 1.0
+    assert detection_quality(true, true[:0]) == 0.0

@@ -1,0 +1,41 @@
+"""report.html and its charts."""
+
+import re
+
+import torch
+
+from saccade.engine.report import _most_confused, _thin, classes_section
+
+
+def test_report_is_one_self_contained_page(finished):
+    page = (finished.out / "report.html").read_text()
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert "http" not in page.replace("http-equiv", "")
+    sections = re.findall("<h2>(.*?)</h2>", page)
+    assert sections == ["Curves", "Classes", "Errors with the highest loss", "Most confident correct predictions",
+                        "Environment", "Recipe"]  # fmt: skip
+    assert "Accuracy per class, %" in page
+    assert page.count("<polyline") == 6  # loss and top-1 of training and validation, learning rate, throughput
+    correct = round(0.15 * finished.result["final"]["top1"])  # of 15 images
+    assert page.count("data:image/jpeg") == min(12, 15 - correct) + min(12, correct)
+    assert "drop_path: 0.0" in page
+    assert torch.__version__ in page
+    assert f"{finished.result['final']['top1']:.2f} %" in page
+
+
+def test_thinned_rows_keep_first_and_last():
+    rows = [{"step": step} for step in range(1000)]
+    thin = _thin(rows, limit=400)
+    assert (len(thin), thin[0], thin[-1]) == (334, rows[0], rows[-1])
+    assert _thin(rows[:400], limit=400) == rows[:400]
+    assert _thin([]) == []
+
+
+def test_confusions_are_sorted_by_count():
+    table = _most_confused([[5, 1, 0], [3, 4, 0], [0, 0, 2]], ["a", "b", "c"])
+    assert re.findall("<td>(.*?)</td>", table) == ["b", "a", "3", "a", "b", "1"]
+
+
+def test_classes_without_value_have_no_bar():
+    section = classes_section([50.0, None, 20.0], None, ["a", "b", "c"], "IoU")
+    assert re.findall("<title>(.*?)</title>", section) == ["c: 20.0 %", "a: 50.0 %"]
