@@ -1,7 +1,7 @@
 """Draw docs/pictures/sparse_curves.png: how the sparse detector learns, from the metrics.csv of its runs in
 docs/results/curves.
 
-python docs/make_curves.py
+python tools/make_curves.py
 """
 
 import csv
@@ -12,7 +12,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-HERE = Path(__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 RUNS = {
     "rendered scenes, `sparseformer_nano`": ["scenes_first_round", "scenes_second_round"],
     "nuclei, `sparseformer_tiny`": ["nuclei"],
@@ -31,7 +31,7 @@ def main() -> None:
     for axis, (title, names) in zip(axes, RUNS.items(), strict=True):
         right, start = axis.twinx(), 0.0
         for number, name in enumerate(names):
-            with (HERE / "results/curves" / f"{name}.csv").open() as file:
+            with (DOCS / "results/curves" / f"{name}.csv").open() as file:
                 rows = list(csv.DictReader(file))
             axis.plot(*points(rows, "train_loss", start), color=LOSS, label="training loss" if not number else None)
             for key, colour, label in (("val_box_ap50", AP50, "box AP50"), ("val_box_ap", AP, "box AP")):
@@ -50,7 +50,7 @@ def main() -> None:
             part.spines["top"].set_visible(False)
     lines = [handle for part in (axis, right) for handle in part.get_legend_handles_labels()[0]]
     figure.legend(handles=lines, loc="outside lower center", ncols=3, frameon=False)
-    target = HERE / "pictures/sparse_curves.png"
+    target = DOCS / "pictures/sparse_curves.png"
     figure.savefig(target, dpi=110)
     print(f"wrote {target}, {target.stat().st_size // 1024} KB")
 

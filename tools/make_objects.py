@@ -1,7 +1,7 @@
 """Draw docs/pictures/nuclei.png from what a detector found in the pictures of nuclei that the tests bring:
 
 saccade predict runs/svit_small_nuclei tests/data/nuclei-mini/test --out predictions
-python docs/make_objects.py predictions --model "svit_small under Mask R-CNN"
+python tools/make_objects.py predictions --model "svit_small under Mask R-CNN"
 """
 
 import argparse
@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from saccade.explain.figure import Figure, Panel
 
-HERE = Path(__file__).parent
-MINI = HERE.parent / "tests/data/nuclei-mini"
+DOCS = Path(__file__).parents[1] / "docs"
+MINI = DOCS.parent / "tests/data/nuclei-mini"
 CHOSEN = {
     "fluorescence-medium-05": "fluorescence, contrast stretched",
     "brightfield-02": "bright field",
@@ -55,7 +55,7 @@ def main() -> None:
     ]
     caption = f"{args.model}; held-out pictures of BBBC038v1 (Caicedo et al., Nature Methods, 2019), CC0."
     sheet = Figure("nuclei", "Nuclei, one by one", caption, above + below, 3).image(300)
-    target = HERE / "pictures/nuclei.png"
+    target = DOCS / "pictures/nuclei.png"
     sheet.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=1).save(target, optimize=True)
     print(f"wrote {target}, {target.stat().st_size // 1024} KB")
 

@@ -1,6 +1,6 @@
 """Draw docs/pictures/scenes.jpg: held-out scenes, and what detectors found in them.
 
-python docs/make_scenes.py "Mask R-CNN=runs/svit_nano_mask_rcnn_scenes" "sparse=runs/sparseformer_nano_scenes"
+python tools/make_scenes.py "Mask R-CNN=runs/svit_nano_mask_rcnn_scenes" "sparse=runs/sparseformer_nano_scenes"
 """
 
 import argparse
@@ -17,7 +17,7 @@ from saccade.explain.figure import Figure, Panel
 from saccade.tasks.detections import draw_detections
 from saccade.tasks.open import open_task_model
 
-HERE = Path(__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 CHOSEN = [3, 14, 27, 45]  # with small shapes, and shapes in front of others
 SIZE, SHOWN = 192, 384
 
@@ -47,7 +47,7 @@ def main() -> None:
             panels.append(Panel(np.asarray(drawn), name, f"{count} found with a score of at least 0.5"))
     caption = f"Held-out scenes of the embedded set, seen at {SIZE} px; boxes, classes and scores."
     sheet = Figure("scenes", "Shapes, one by one", caption, panels, len(CHOSEN)).image(300)
-    target = HERE / "pictures/scenes.jpg"
+    target = DOCS / "pictures/scenes.jpg"
     sheet.save(target, quality=88, optimize=True)
     print(f"wrote {target}, {target.stat().st_size // 1024} KB")
 

@@ -1,7 +1,7 @@
 """Draw what segmenters say.
 
-python docs/make_segments.py                                    # bundled photographs, embedded weights: segments.jpg
-python docs/make_segments.py --data my/ --split test --runs runs/*   # held-out pictures, their truth, runs: my.jpg
+python tools/make_segments.py                                    # bundled photographs, embedded weights: segments.jpg
+python tools/make_segments.py --data my/ --split test --runs runs/*   # held-out pictures, their truth, runs: my.jpg
 
 CamVid's pictures are not ours to pass on: what is drawn from them stays out of the repository.
 """
@@ -25,7 +25,7 @@ from saccade.tasks.inference import WHOLE
 from saccade.tasks.open import open_task_model
 from saccade.tasks.segments import areas, class_colours, overlay
 
-HERE = Path(__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 BAR = 18  # px for the names above the pictures
 EMBEDDED, PHOTOS, SHORTER = "paca_nano+paca.camvid", ("camera", "rocket"), 360  # px: the height of CamVid's pictures
 NAMED = 0.03  # share of a picture from which on a class is named in it
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=240)
     args = parser.parse_args()
     if not args.data:
-        target = HERE / "pictures/segments.jpg"
+        target = DOCS / "pictures/segments.jpg"
         photographs().save(target, quality=80, optimize=True)
         print(f"wrote {target}, {target.stat().st_size // 1024} KB")
         return
@@ -111,7 +111,7 @@ def main() -> None:
     for name, labels in answers:
         painted = [overlay(np.asarray(i), own, colours) for i, own in zip(images, labels, strict=True)]
         columns.append((name, painted))
-    target = HERE / "pictures" / f"{Path(args.data).name}.jpg"
+    target = DOCS / "pictures" / f"{Path(args.data).name}.jpg"
     target.parent.mkdir(exist_ok=True)
     sheet(columns, args.width).save(target, quality=88)
     print(f"wrote {target}")

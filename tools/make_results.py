@@ -1,11 +1,11 @@
 """Print docs/results.md from docs/results/*.json, which `saccade train` wrote as result.json.
 
-python docs/make_results.py --add runs/svit_nano_cifar10     # take a run's result into docs/results
-python docs/make_results.py --add runs/* --note "all at once"  # and say beside each what its figures do not
-python docs/make_results.py                                  # write docs/results.md
-python docs/make_results.py --check                          # fail if it is out of date
+python tools/make_results.py --add runs/svit_nano_cifar10     # take a run's result into docs/results
+python tools/make_results.py --add runs/* --note "all at once"  # and say beside each what its figures do not
+python tools/make_results.py                                  # write docs/results.md
+python tools/make_results.py --check                          # fail if it is out of date
 
-python docs/make_results.py --add runs/r18 --variant "60 epochs"  # kept beside the usual run of that model
+python tools/make_results.py --add runs/r18 --variant "60 epochs"  # kept beside the usual run of that model
 
 A run with a teacher is kept beside the run of the same model without one.
 """
@@ -16,16 +16,16 @@ import re
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
+DOCS = Path(__file__).parents[1] / "docs"
 HEADER = """# Results
 
-Printed by `python docs/make_results.py` from `docs/results/*.json`, which `saccade train` writes after each run; do not
+Printed by `python tools/make_results.py` from `docs/results/*.json`, which `saccade train` writes after each run; do not
 edit. "final" is the last state of a run (the average of the weights where the recipe keeps one), "best" the best
 validation on the way, chosen by the same pictures it is measured on. Multiply-adds are of one image at the size used.
 A row that says "distilled" had a teacher beside the labels and started from what its note says: it had more help and
 more time than the rows without.
 """
-# Pictures of a set have its name (docs/make_scenes.py, docs/make_objects.py); CamVid's terms forbid to show its own.
+# Pictures of a set have its name (tools/make_scenes.py, tools/make_objects.py); CamVid's terms forbid to show its own.
 PICTURES = {"camvid": ("segments", "bundled photographs, and what the embedded segmenter, learned from camvid, says")}
 COLUMNS = {
     "classification": ("model", "M params", "M multiply-adds", "px", "final top-1", "best top-1", "top-5", "ECE",
@@ -59,14 +59,14 @@ def add(run: Path, note: str = "", variant: str = "") -> Path:
         for key in ("checkpoint", "data", "machine"):
             result["test"].pop(key, None)
     kind = ("_distilled" if taught(result) else "") + ("_" + variant.replace(" ", "_") if variant else "")
-    target = HERE / "results" / f"{result['data']}_{result['model']}{kind}.json"
+    target = DOCS / "results" / f"{result['data']}_{result['model']}{kind}.json"
     target.parent.mkdir(exist_ok=True)
     target.write_text(json.dumps(result, indent=2) + "\n")
     return target
 
 
 def page() -> str:
-    results = [json.loads(path.read_text()) for path in sorted((HERE / "results").glob("*.json"))]
+    results = [json.loads(path.read_text()) for path in sorted((DOCS / "results").glob("*.json"))]
     parts = [HEADER]
     for data, task in dict.fromkeys((result["data"], task_of(result)) for result in results):
         chosen = [result for result in results if (result["data"], task_of(result)) == (data, task)]
@@ -79,7 +79,7 @@ def page() -> str:
         parts.append(table(task, chosen))
         parts += [footnote(result) for result in chosen]
         name, shown = PICTURES.get(data, (data, f"{data}: pictures, and what the models say"))
-        for picture in sorted((HERE / "pictures").glob(f"{name}.*")):
+        for picture in sorted((DOCS / "pictures").glob(f"{name}.*")):
             parts.append(f"\n![{shown}](pictures/{picture.name})")
         parts.append("")
     if not results:
@@ -183,10 +183,10 @@ def main() -> int:
     args = parser.parse_args()
     for run in args.add or ():
         print(f"took {add(run, args.note, args.variant)}")
-    target, text = HERE / "results.md", page()
+    target, text = DOCS / "results.md", page()
     if args.check:
         if not target.is_file() or target.read_text() != text:
-            print(f"{target} is out of date: run python docs/make_results.py", file=sys.stderr)
+            print(f"{target} is out of date: run python tools/make_results.py", file=sys.stderr)
             return 1
         return 0
     target.write_text(text)
