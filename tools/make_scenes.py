@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from saccade.data.objects import SceneObjects, learnable
 from saccade.explain.figure import Figure, Panel
-from saccade.tasks.detections import draw_detections
+from saccade.tasks.detection_drawing import draw_detections
 from saccade.tasks.open import open_task_model
 
 DOCS = Path(__file__).parents[1] / "docs"

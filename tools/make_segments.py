@@ -21,9 +21,9 @@ from saccade.data.open_masks import open_mask_split
 from saccade.data.photos import photo_paths
 from saccade.engine.evaluate_masks import answer, look_at
 from saccade.explain.figure import Figure, Panel
-from saccade.tasks.inference import WHOLE
 from saccade.tasks.open import open_task_model
-from saccade.tasks.segments import areas, class_colours, overlay
+from saccade.tasks.segmentation_drawing import areas, class_colours, overlay
+from saccade.tasks.segmentation_inference import WHOLE
 
 DOCS = Path(__file__).parents[1] / "docs"
 BAR = 18  # px for the names above the pictures

@@ -128,8 +128,8 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
     from saccade.data.class_names import mirrored
     from saccade.data.image import read_image
     from saccade.engine.evaluate_masks import answer, look_at
-    from saccade.tasks.inference import Inference, label
-    from saccade.tasks.segments import areas, class_colours, label_image, overlay
+    from saccade.tasks.segmentation_drawing import areas, class_colours, label_image, overlay
+    from saccade.tasks.segmentation_inference import Inference, label
 
     image = read_image(path)
     names = card.names
@@ -161,8 +161,8 @@ def detect(model: Any, card: Any, path: Path, name: str, args: argparse.Namespac
     import torch
 
     from saccade.data.image import read_image
-    from saccade.tasks.coco import encode
-    from saccade.tasks.detections import describe_detections, draw_detections
+    from saccade.tasks.coco_metric import encode
+    from saccade.tasks.detection_drawing import describe_detections, draw_detections
 
     image = read_image(path)
     if args.size:

@@ -20,9 +20,9 @@ from saccade.engine.recipe import Data, Recipe
 from saccade.engine.report import classes_section, figure, gallery
 from saccade.inference.compiling import compiling
 from saccade.models.card import Card, preprocess_of
-from saccade.tasks.coco import CocoMetric
+from saccade.tasks.coco_metric import CocoMetric
 from saccade.tasks.detection import create_detector
-from saccade.tasks.detections import draw_detections
+from saccade.tasks.detection_drawing import draw_detections
 
 SIZE = 128  # side of the embedded scenes, unless the recipe says otherwise
 SHOWN = 6  # pictures of each kind in the report

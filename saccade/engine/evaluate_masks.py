@@ -18,9 +18,9 @@ from saccade.data.open_masks import open_mask_split
 from saccade.data.source import DataError
 from saccade.engine.feed import BadPictures
 from saccade.models.card import Card, Preprocess
-from saccade.tasks.inference import WHOLE, Inference, infer
 from saccade.tasks.open import open_task_model
 from saccade.tasks.segmentation import IGNORE, Scores, segmentation_metric
+from saccade.tasks.segmentation_inference import WHOLE, Inference, infer
 
 
 class MaskEvaluation(NamedTuple):

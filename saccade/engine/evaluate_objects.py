@@ -15,7 +15,7 @@ from saccade.data.open_objects import open_object_split
 from saccade.data.source import DataError
 from saccade.engine.feed import BadPictures
 from saccade.models.card import Card
-from saccade.tasks.coco import CocoMetric
+from saccade.tasks.coco_metric import CocoMetric
 from saccade.tasks.open import open_task_model
 
 FIGURES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # of boxes and of masks, and their headings

@@ -24,9 +24,9 @@ from saccade.engine.recipe import Data, Recipe
 from saccade.engine.report import classes_section, figure, gallery
 from saccade.inference.compiling import compiling
 from saccade.models.card import Card, preprocess_of
-from saccade.tasks.inference import Inference
 from saccade.tasks.segmentation import IGNORE, Scores, create_segmenter, pixel_loss, segmentation_metric
-from saccade.tasks.segments import class_colours, overlay
+from saccade.tasks.segmentation_drawing import class_colours, overlay
+from saccade.tasks.segmentation_inference import Inference
 
 SIZE = 512  # side of a training crop, unless the recipe says otherwise
 MEMORY = 4 * 2**30  # sets up to this size, decoded, are kept on the device

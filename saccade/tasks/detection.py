@@ -15,7 +15,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from saccade.heads.cascade import cascade_mask_rcnn
 from saccade.heads.mask_rcnn import RegionDetector, mask_rcnn, proposal_network, region_stage
 from saccade.heads.pyramid import Norm, Pyramid
-from saccade.heads.sparse_detector import SparseBoxHead
+from saccade.heads.sparse_box import SparseBoxHead
 from saccade.models.checkpoint import LoadReport, load_checkpoint, read_state_dict
 from saccade.models.registry import MEAN, STD, choose, create_model
 from saccade.tasks.batch_transform import BatchTransform

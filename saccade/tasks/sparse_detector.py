@@ -8,7 +8,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import clip_boxes_to_image, remove_small_boxes
 
-from saccade.heads.sparse_detector import SparseBoxHead
+from saccade.heads.sparse_box import SparseBoxHead
 from saccade.heads.targets import Target, check_targets
 from saccade.layers.boxes import from_centre
 from saccade.tasks.set_prediction import DETR, SetWeights, join, match, set_losses

@@ -10,8 +10,8 @@ from torch import nn
 
 from saccade.engine.evaluate_masks import answer, look_at
 from saccade.models.card import Card
-from saccade.tasks.inference import Inference
-from saccade.tasks.segments import areas, class_colours, label_image, overlay
+from saccade.tasks.segmentation_drawing import areas, class_colours, label_image, overlay
+from saccade.tasks.segmentation_inference import Inference
 
 LARGEST = 640  # pixels of the longer side: the page's pictures are not larger
 

@@ -12,7 +12,7 @@ from pycocotools.mask import decode
 from saccade.data.coco import CocoSource
 from saccade.data.objects import ObjectSource, SceneObjects
 from saccade.data.open_objects import open_object_split
-from saccade.tasks.coco import CocoMetric, encode
+from saccade.tasks.coco_metric import CocoMetric, encode
 from tests.data.coco_files import MINI, write
 
 # Our names in the order of COCOeval.stats, which has recall at 1 and 10 detections in between

@@ -7,7 +7,7 @@ import saccade
 from saccade.data.object_transforms import StraightObjects
 from saccade.data.objects import ObjectSource, ObjectSubset, SceneObjects
 from saccade.data.open_objects import open_object_split
-from saccade.tasks.coco import CocoMetric
+from saccade.tasks.coco_metric import CocoMetric
 from tests.data.coco_files import MINI
 
 REGIONS = dict(norm="group", anchor_sizes=(8, 16, 32, 64, 96), rpn_batch_size_per_image=64)

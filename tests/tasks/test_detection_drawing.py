@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from saccade.tasks.detections import colour_of, describe_detections, draw_detections
+from saccade.tasks.detection_drawing import colour_of, describe_detections, draw_detections
 
 PREDICTION = {
     "boxes": torch.tensor([[10.0, 10, 40, 30], [50, 40, 90, 70], [0, 0, 5, 5]]),
@@ -83,7 +83,7 @@ def test_a_name_at_the_right_edge_is_moved_into_the_picture():
 
 
 def test_no_name_is_written_over_a_surer_one():
-    from saccade.tasks.detections import _free_place
+    from saccade.tasks.detection_drawing import _free_place
 
     size, picture = (20, 10), (100, 100)
     above = _free_place(size, (30, 40, 50, 60), picture, [])

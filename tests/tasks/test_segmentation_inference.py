@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import saccade
-from saccade.tasks.inference import MULTI_SCALE, WHOLE, Inference, bands, fade, infer, label, slide, spans
+from saccade.tasks.segmentation_inference import MULTI_SCALE, WHOLE, Inference, bands, fade, infer, label, slide, spans
 
 
 def local_head(radius):
