@@ -22,8 +22,8 @@ from saccade.data.photos import photo_paths
 from saccade.engine.evaluate_masks import answer, look_at
 from saccade.explain.figure import Figure, Panel
 from saccade.tasks.open import open_task_model
-from saccade.tasks.segmentation_drawing import areas, class_colours, overlay
-from saccade.tasks.segmentation_inference import WHOLE
+from saccade.tasks.segmentation_drawing import class_areas, class_colours, overlay_labels
+from saccade.tasks.segmentation_inference import WHOLE_IMAGE
 
 DOCS = Path(__file__).parents[1] / "docs"
 BAR = 18  # px for the names above the pictures
@@ -40,7 +40,7 @@ def labels_of(
     for image in images:
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
         seen = look_at(pixels, card.preprocess, shorter or card.shorter)
-        shares = answer(model, seen, pixels.shape[2:], WHOLE, card.classes)
+        shares = answer(model, seen, pixels.shape[2:], WHOLE_IMAGE, card.classes)
         found.append(shares.argmax(1)[0].byte().numpy())
     return f"{card.name} + {card.head}", found, card.names
 
@@ -51,8 +51,8 @@ def photographs() -> Image.Image:
     _, answers, classes = labels_of(EMBEDDED, images, SHORTER)
     panels = []
     for photo, image, labels in zip(PHOTOS, images, answers, strict=True):
-        painted = Image.fromarray(overlay(np.asarray(image), labels, class_colours(len(classes)), 0.5))
-        found = areas(labels, classes)
+        painted = Image.fromarray(overlay_labels(np.asarray(image), labels, class_colours(len(classes)), 0.5))
+        found = class_areas(labels, classes)
         for each in found:
             if each["share"] >= NAMED:
                 write_name(painted, labels == each["class"], each["name"])
@@ -109,7 +109,7 @@ def main() -> None:
         labels_of(run / "last.safetensors", images)[:2] for run in args.runs
     ]
     for name, labels in answers:
-        painted = [overlay(np.asarray(i), own, colours) for i, own in zip(images, labels, strict=True)]
+        painted = [overlay_labels(np.asarray(i), own, colours) for i, own in zip(images, labels, strict=True)]
         columns.append((name, painted))
     target = DOCS / "pictures" / f"{Path(args.data).name}.jpg"
     target.parent.mkdir(exist_ok=True)

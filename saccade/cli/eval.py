@@ -113,9 +113,9 @@ def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[st
 def segmentation(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
     from saccade.data.open_masks import find_mask_splits
     from saccade.engine.evaluate_masks import evaluate_segmenter_checkpoint
-    from saccade.tasks.segmentation_inference import Inference
+    from saccade.tasks.segmentation_inference import InferenceOptions
 
-    how = Inference(args.window or 0, args.stride, tuple(args.scales), args.flip)
+    how = InferenceOptions(args.window or 0, args.stride, tuple(args.scales), args.flip)
     evaluation, card, source = evaluate_segmenter_checkpoint(
         args.checkpoint,
         args.data,

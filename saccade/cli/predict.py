@@ -128,8 +128,8 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
     from saccade.data.class_names import mirrored
     from saccade.data.image import read_image
     from saccade.engine.evaluate_masks import answer, look_at
-    from saccade.tasks.segmentation_drawing import areas, class_colours, label_image, overlay
-    from saccade.tasks.segmentation_inference import Inference, label
+    from saccade.tasks.segmentation_drawing import class_areas, class_colours, overlay_labels, palette_image
+    from saccade.tasks.segmentation_inference import InferenceOptions, predict_labels
 
     image = read_image(path)
     names = card.names
@@ -138,10 +138,10 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
     window = args.window
     if window is None:
         window = 0 if seen.shape[2] * seen.shape[3] <= LARGEST else max(512, -(-card.preprocess.size // 32) * 32)
-    how = Inference(window, args.stride, tuple(args.scales), args.flip)
+    how = InferenceOptions(window, args.stride, tuple(args.scales), args.flip)
     with torch.inference_mode(), autocast(args, device):
         if seen.shape[2:] == pixels.shape[2:]:
-            found = label(model, seen, how, mirrored(names))
+            found = predict_labels(model, seen, how, mirrored(names))
         else:
             found = answer(model, seen, pixels.shape[2:], how, names).argmax(1)
     labels = found[0].byte().cpu().numpy()
@@ -150,9 +150,9 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
         colours, folder = class_colours(len(names)), Path(args.out)
         folder.mkdir(parents=True, exist_ok=True)
         files = {"labels": f"{name}_labels.png", "overlay": f"{name}_overlay.png"}
-        save(label_image(labels, colours), folder / files["labels"])
-        save(Image.fromarray(overlay(np.asarray(image), labels, colours)), folder / files["overlay"])
-    return {"size": [image.width, image.height], "classes": areas(labels, names), **files}
+        save(palette_image(labels, colours), folder / files["labels"])
+        save(Image.fromarray(overlay_labels(np.asarray(image), labels, colours)), folder / files["overlay"])
+    return {"size": [image.width, image.height], "classes": class_areas(labels, names), **files}
 
 
 def detect(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def detect(model: Any, card: Any, path: Path, name: str, args: argparse.Namespac
     import torch
 
     from saccade.data.image import read_image
-    from saccade.tasks.coco_metric import encode
+    from saccade.tasks.coco_metric import encode_masks
     from saccade.tasks.detection_drawing import describe_detections, draw_detections
 
     image = read_image(path)
@@ -173,7 +173,7 @@ def detect(model: Any, card: Any, path: Path, name: str, args: argparse.Namespac
     answer = {key: value[answer["scores"] >= args.threshold] for key, value in answer.items()}
     objects = describe_detections(answer, card.classes)
     if "masks" in answer:
-        codes = encode(answer["masks"][:, 0] >= 0.5)
+        codes = encode_masks(answer["masks"][:, 0] >= 0.5)
         objects = [entry | {"segmentation": codes[entry["index"]]} for entry in objects]
     files = {}
     if args.out:

@@ -62,7 +62,7 @@ class Detect(Training):
             backbone_kwargs=kwargs,
             **options,
         )
-        sizes = preprocess_of(model.trunk)._replace(size=data.image_size or SIZE, crop_pct=1.0)
+        sizes = preprocess_of(model.backbone_model)._replace(size=data.image_size or SIZE, crop_pct=1.0)
         card = Card(
             wanted.name,
             len(sources.classes),
@@ -77,7 +77,7 @@ class Detect(Training):
 
     def compile_model(self, mode: str | None) -> None:
         """The backbone alone: what comes behind it changes with the objects of every picture."""
-        self.model.trunk.compile(**compiling(mode))
+        self.model.backbone_model.compile(**compiling(mode))
 
     def make_feed(self, share: Share) -> Feed:
         augment, order = self.recipe.augment, share.order

@@ -16,7 +16,7 @@ from saccade.data.open_videos import find_video_splits
 from saccade.data.source import DataError, Source, check_labels
 from saccade.engine.feed import BadPictures, evaluation_batches
 from saccade.models.card import Card, Preprocess, open_model
-from saccade.tasks.classification import accuracy_metrics, per_class
+from saccade.tasks.classification import accuracy_metrics, per_class_accuracy
 from saccade.tasks.video import average_views
 
 MANY = 1000  # classes beyond which no confusion matrix is kept
@@ -90,7 +90,8 @@ def evaluate_model(
         loss=float(values["losses"].double().mean()),
         **shares,
         per_class=[
-            None if x is None else 100 * x for x in per_class(values["labels"], values["predicted"], num_classes)
+            None if x is None else 100 * x
+            for x in per_class_accuracy(values["labels"], values["predicted"], num_classes)
         ],
         confusion=confusion,
         bad=unreadable,

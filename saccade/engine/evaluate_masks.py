@@ -19,8 +19,8 @@ from saccade.data.source import DataError
 from saccade.engine.feed import BadPictures
 from saccade.models.card import Card, Preprocess
 from saccade.tasks.open import open_task_model
-from saccade.tasks.segmentation import IGNORE, Scores, segmentation_metric
-from saccade.tasks.segmentation_inference import WHOLE, Inference, infer
+from saccade.tasks.segmentation import IGNORE_INDEX, SegmentationScores, segmentation_metric
+from saccade.tasks.segmentation_inference import WHOLE_IMAGE, InferenceOptions, predict_probabilities
 
 
 class MaskEvaluation(NamedTuple):
@@ -28,7 +28,7 @@ class MaskEvaluation(NamedTuple):
 
     count: int
     loss: float  # mean cross-entropy of a labelled pixel
-    scores: Scores
+    scores: SegmentationScores
     confusion: Tensor  # (K, K) pixels: true, predicted
     indices: Tensor  # (N,) of the pictures in their source
     hits: Tensor  # (N,) share of their labelled pixels that are right
@@ -47,7 +47,7 @@ def evaluate_segmenter(
     classes: list[str],
     sizes: Preprocess,
     shorter: int | None = None,
-    how: Inference = WHOLE,
+    how: InferenceOptions = WHOLE_IMAGE,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     bad: Any = None,
@@ -70,17 +70,19 @@ def evaluate_segmenter(
             shares = answer(model, images, masks.shape[1:], how, classes)
         labels = shares.argmax(1)
         metric.update(labels, masks)
-        known = masks != IGNORE
+        known = masks != IGNORE_INDEX
         found["hits"].append((((labels == masks) & known).sum((1, 2)) / known.sum((1, 2)).clamp(min=1)).cpu())
         found["indices"].append(batch.indices)
-        nll = F.nll_loss(shares.clamp(min=1e-9).log(), masks, ignore_index=IGNORE, reduction="sum")
+        nll = F.nll_loss(shares.clamp(min=1e-9).log(), masks, ignore_index=IGNORE_INDEX, reduction="sum")
         loss, pixels = loss + nll.double().cpu(), pixels + int(known.sum())
     if not found["indices"]:
         raise ValueError("no picture could be evaluated.")
     confusion = metric.compute().cpu()
     indices, hits = torch.cat(found["indices"]), torch.cat(found["hits"])
     average = float(loss / max(pixels, 1))
-    return MaskEvaluation(len(indices), average, Scores.of(confusion), confusion, indices, hits, unreadable)
+    return MaskEvaluation(
+        len(indices), average, SegmentationScores.from_confusion(confusion), confusion, indices, hits, unreadable
+    )
 
 
 def look_at(images: Tensor, sizes: Preprocess, shorter: int | None = None) -> Tensor:
@@ -94,10 +96,10 @@ def look_at(images: Tensor, sizes: Preprocess, shorter: int | None = None) -> Te
 
 
 def answer(
-    model: nn.Module, images: Tensor, size: tuple[int, ...] | torch.Size, how: Inference, classes: list[str]
+    model: nn.Module, images: Tensor, size: tuple[int, ...] | torch.Size, how: InferenceOptions, classes: list[str]
 ) -> Tensor:
     """Normalised pictures -> probabilities (B, K, *size), at the size of the masks or the photo."""
-    shares = infer(model, images, how, mirrored(classes))
+    shares = predict_probabilities(model, images, how, mirrored(classes))
     if shares.shape[2:] == torch.Size(size):
         return shares
     return F.interpolate(shares, tuple(size), mode="bilinear", align_corners=False)
@@ -108,7 +110,7 @@ def evaluate_segmenter_checkpoint(
     data: str | Path,
     split: str | None = None,
     shorter: int | None = None,
-    how: Inference = WHOLE,
+    how: InferenceOptions = WHOLE_IMAGE,
     workers: int | None = None,
     device: str = "cpu",
     dtype: torch.dtype | None = None,

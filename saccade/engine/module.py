@@ -20,7 +20,7 @@ from saccade.engine.optim import make_optimizer, make_schedule
 from saccade.engine.recipe import Recipe
 from saccade.inference.compiling import compiling
 from saccade.models.card import Card, Preprocess
-from saccade.tasks.classification import freeze_norms
+from saccade.tasks.classification import freeze_batch_norms
 
 
 class NonFiniteLoss(RuntimeError):
@@ -142,7 +142,7 @@ class Training(LightningModule):
 
     def on_train_epoch_start(self) -> None:
         if self.recipe.regularize.freeze_norm:
-            freeze_norms(self.model)
+            freeze_batch_norms(self.model)
 
     def training_step(self, batch: Batch) -> Tensor:
         if self.part == 0:

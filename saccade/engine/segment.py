@@ -24,9 +24,15 @@ from saccade.engine.recipe import Data, Recipe
 from saccade.engine.report import classes_section, figure, gallery
 from saccade.inference.compiling import compiling
 from saccade.models.card import Card, preprocess_of
-from saccade.tasks.segmentation import IGNORE, Scores, create_segmenter, pixel_loss, segmentation_metric
-from saccade.tasks.segmentation_drawing import class_colours, overlay
-from saccade.tasks.segmentation_inference import Inference
+from saccade.tasks.segmentation import (
+    IGNORE_INDEX,
+    SegmentationScores,
+    create_segmenter,
+    pixel_loss,
+    segmentation_metric,
+)
+from saccade.tasks.segmentation_drawing import class_colours, overlay_labels
+from saccade.tasks.segmentation_inference import InferenceOptions
 
 SIZE = 512  # side of a training crop, unless the recipe says otherwise
 MEMORY = 4 * 2**30  # sets up to this size, decoded, are kept on the device
@@ -43,7 +49,7 @@ class Segment(Training):
         super().__init__(*args)
         recipe, classes = self.recipe, self.sources.classes
         self.metric = segmentation_metric(len(classes))
-        self.how = Inference(window=recipe.data.val_window)
+        self.how = InferenceOptions(window=recipe.data.val_window)
         self.augment = None
         if self.sources.train_memory is not None:
             options = pair_options(recipe, self.sizes.size, classes)
@@ -69,7 +75,7 @@ class Segment(Training):
             head_kwargs=options,
             checkpoint=wanted.checkpoint,
         )
-        sizes = preprocess_of(model.trunk)._replace(size=recipe.data.image_size or SIZE, crop_pct=1.0)
+        sizes = preprocess_of(model.backbone_model)._replace(size=recipe.data.image_size or SIZE, crop_pct=1.0)
         card = Card(
             wanted.name,
             len(sources.classes),
@@ -113,7 +119,7 @@ class Segment(Training):
     def learn(self, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
         losses, logits = self.model.losses_and_logits(images, masks)
         with torch.no_grad():
-            known = masks[:, ::4, ::4] != IGNORE  # a sixteenth of the pixels tells how it goes
+            known = masks[:, ::4, ::4] != IGNORE_INDEX  # a sixteenth of the pixels tells how it goes
             answers = torch.nn.functional.interpolate(logits, known.shape[1:], mode="nearest-exact").argmax(1)
             hits = ((answers == masks[:, ::4, ::4]) & known).sum() / known.sum().clamp(min=1)
         return torch.stack(list(losses.values())).sum(), hits
@@ -131,7 +137,7 @@ class Segment(Training):
         self.sums["val"] += torch.stack([loss * len(masks), loss.new_tensor(len(masks))])
 
     def finish_validation(self) -> dict[str, float]:
-        scores = Scores.of(self.metric.compute())
+        scores = SegmentationScores.from_confusion(self.metric.compute())
         total = self.trainer.strategy.reduce(self.sums["val"], reduce_op="sum")
         assert isinstance(total, Tensor)
         shares = {name: 100 * getattr(scores, name) for name in self.validated if name != "loss"}
@@ -176,7 +182,7 @@ class Segment(Training):
             name, seen = source.name(index), np.asarray(image)
             figures.append(figure(image, name, "picture", 320))
             for own, text in ((labels.byte().cpu().numpy(), right), (mask, "truth")):
-                figures.append(figure(Image.fromarray(overlay(seen, own, colours)), name, text, 320))
+                figures.append(figure(Image.fromarray(overlay_labels(seen, own, colours)), name, text, 320))
         return gallery(figures, 300)
 
 

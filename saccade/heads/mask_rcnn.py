@@ -44,18 +44,18 @@ class RegionDetector(GeneralizedRCNN):
         return super().forward(images, targets)  # type: ignore[arg-type]
 
     @property
-    def trunk(self) -> nn.Module:
+    def backbone_model(self) -> nn.Module:
         """The backbone itself, without timm's wrapper."""
         body = self.backbone.body
         return body.model if isinstance(body, FeatureGetterNet) else body  # type: ignore[return-value]
 
     def no_weight_decay(self) -> set[str]:
         """Names the backbone exempts from weight decay."""
-        place = "backbone.body." if self.trunk is self.backbone.body else "backbone.body.model."
-        return {place + name for name in getattr(self.trunk, "no_weight_decay", set)()}
+        place = "backbone.body." if self.backbone_model is self.backbone.body else "backbone.body.model."
+        return {place + name for name in getattr(self.backbone_model, "no_weight_decay", set)()}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.trunk.set_grad_checkpointing(enable)
+        self.backbone_model.set_grad_checkpointing(enable)
 
     def dry_run(self, images: Tensor, proposals: int = 1000, masks: int = 100) -> None:
         """All that multiplies, once, without anything that depends on values: for counting on the meta device.

@@ -57,14 +57,14 @@ def accuracy_metrics(num_classes: int, sync: bool = True) -> Any:
     )
 
 
-def per_class(labels: Tensor, predicted: Tensor, num_classes: int) -> list[float | None]:
+def per_class_accuracy(labels: Tensor, predicted: Tensor, num_classes: int) -> list[float | None]:
     """Accuracy of every class in shares of 1; None for a class without pictures."""
     counts = labels.bincount(minlength=num_classes).tolist()
     hits = labels[labels == predicted].bincount(minlength=num_classes).tolist()
     return [hit / count if count else None for hit, count in zip(hits, counts, strict=True)]
 
 
-def freeze_norms(model: nn.Module) -> None:
+def freeze_batch_norms(model: nn.Module) -> None:
     """Norms with running averages keep them: evaluation mode, for fine-tuning (SVIT-44)."""
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):

@@ -110,14 +110,14 @@ def mask_results(prediction: Mapping[str, Tensor], image_id: int, category_ids: 
     """COCO's result entries of one image: run lengths. Without a box beside them, which pycocotools would measure."""
     if "masks" not in prediction:
         raise ValueError("these detections have no masks: measure boxes alone (masks=False).")
-    codes = encode(prediction["masks"][:, 0] >= 0.5)
+    codes = encode_masks(prediction["masks"][:, 0] >= 0.5)
     return [
         about | {"segmentation": code}
         for about, code in zip(_about(prediction, image_id, category_ids), codes, strict=True)
     ]
 
 
-def encode(masks: Tensor) -> list[dict[str, Any]]:
+def encode_masks(masks: Tensor) -> list[dict[str, Any]]:
     """masks (n, H, W) of truth values -> COCO's compressed run lengths."""
     if not len(masks):
         return []

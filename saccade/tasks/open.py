@@ -33,7 +33,7 @@ def open_task_model(path: str | os.PathLike) -> tuple[nn.Module, Card]:
     )
     load_checkpoint(model, path)
     if card.preprocess == Preprocess():
-        card = card._replace(preprocess=preprocess_of(model.trunk))
+        card = card._replace(preprocess=preprocess_of(model.backbone_model))
     return model.eval(), card
 
 

@@ -23,7 +23,7 @@ from saccade.models.card import Card, read_card
 from saccade.models.checkpoint import LoadReport, convert_parts, load_checkpoint, read_state_dict
 from saccade.models.registry import choose, create_model
 
-IGNORE = 255  # masks: not labelled, learns nothing and counts for nothing
+IGNORE_INDEX = 255  # masks: not labelled, learns nothing and counts for nothing
 PYRAMID_HEADS: dict[str, Callable[..., nn.Module]] = {
     "vt_fpn": vt_fpn_head,
     "fpn": FPNHead,
@@ -59,7 +59,7 @@ class Segmenter(nn.Module):
         num_classes: int,
         in_chans: int = 3,
         auxiliary_weight: float = 0.4,
-        ignore_index: int = IGNORE,
+        ignore_index: int = IGNORE_INDEX,
     ):
         super().__init__()
         self.backbone = backbone
@@ -90,16 +90,16 @@ class Segmenter(nn.Module):
 
     @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.trunk.set_grad_checkpointing(enable)
+        self.backbone_model.set_grad_checkpointing(enable)
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Names the backbone exempts from weight decay."""
-        return {self._place + name for name in getattr(self.trunk, "no_weight_decay", set)()}
+        return {self._place + name for name in getattr(self.backbone_model, "no_weight_decay", set)()}
 
     def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
         """As the backbone adapts its own: another number of clusters or tokens stays new."""
-        prefix, trunk = self._place, self.trunk
+        prefix, trunk = self._place, self.backbone_model
         if not hasattr(trunk, "adapt_checkpoint"):
             return state_dict, {}
         inner = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
@@ -108,14 +108,14 @@ class Segmenter(nn.Module):
         return outer | {prefix + key: value for key, value in kept.items()}, {prefix + k: why for k, why in new.items()}
 
     @property
-    def trunk(self) -> nn.Module:
+    def backbone_model(self) -> nn.Module:
         """The backbone itself, without timm's wrapper."""
         return self.backbone.model if isinstance(self.backbone, FeatureGetterNet) else self.backbone
 
     @property
     def _place(self) -> str:
         """Where the trunk's tensors are found."""
-        return "backbone." if self.trunk is self.backbone else "backbone.model."
+        return "backbone." if self.backbone_model is self.backbone else "backbone.model."
 
 
 class TokenBackbone(FeatureGetterNet):
@@ -134,7 +134,7 @@ def create_segmenter(
     backbone_kwargs: Mapping[str, Any] | None = None,
     head_kwargs: Mapping[str, Any] | None = None,
     auxiliary_weight: float = 0.4,
-    ignore_index: int = IGNORE,
+    ignore_index: int = IGNORE_INDEX,
     checkpoint: str | os.PathLike | Mapping[str, Any] | None = None,
 ) -> Segmenter:
     """A backbone by name, saccade's or timm's, under a head: "vt_fpn", "fpn", "paca", "upernet" or "sparse".
@@ -208,7 +208,7 @@ def token_backbone(name: str, pretrained: bool = False, kwargs: Mapping[str, Any
     return create_model(name, pretrained, feature_cls=TokenBackbone, **options)
 
 
-def pixel_loss(logits: Tensor, masks: Tensor, ignore_index: int = IGNORE) -> Tensor:
+def pixel_loss(logits: Tensor, masks: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
     """Cross-entropy at the masks' size, over the labelled pixels: logits (B, K, h, w), masks (B, H, W) -> ().
 
     A batch without a labelled pixel has loss 0, not 0 / 0.
@@ -221,10 +221,10 @@ def pixel_loss(logits: Tensor, masks: Tensor, ignore_index: int = IGNORE) -> Ten
     return total / (masks != ignore_index).sum().clamp(min=1)
 
 
-def segmentation_metric(num_classes: int, ignore_index: int = IGNORE, sync: bool = True) -> Any:
+def segmentation_metric(num_classes: int, ignore_index: int = IGNORE_INDEX, sync: bool = True) -> Any:
     """torchmetrics' confusion matrix of class numbers (B, H, W) and masks (B, H, W); with `sync`, over all processes.
 
-    `Scores.of(metric.compute())` reads it.
+    `SegmentationScores.from_confusion(metric.compute())` reads it.
     """
     tm = require("torchmetrics", "train")
     return tm.classification.MulticlassConfusionMatrix(
@@ -232,7 +232,7 @@ def segmentation_metric(num_classes: int, ignore_index: int = IGNORE, sync: bool
     )
 
 
-class Scores(NamedTuple):
+class SegmentationScores(NamedTuple):
     """What a confusion matrix of pixels says; a class that neither masks nor answers know does not count."""
 
     miou: float  # mean over classes of intersection / union
@@ -242,7 +242,7 @@ class Scores(NamedTuple):
     acc: list[float | None]
 
     @classmethod
-    def of(cls, confusion: Tensor) -> "Scores":
+    def from_confusion(cls, confusion: Tensor) -> "SegmentationScores":
         """confusion (K, K), true class by answered class, in pixels of the whole set (VT-73, SF-75)."""
         confusion = confusion.double().cpu()
         hits, true, answered = confusion.diagonal(), confusion.sum(1), confusion.sum(0)

@@ -19,17 +19,17 @@ def class_colours(count: int) -> np.ndarray:
     return np.round(255 * bright[:, None] * (1 - strong[:, None] * share)).astype(np.uint8)
 
 
-def paint(labels: np.ndarray, colours: np.ndarray) -> np.ndarray:
+def colour_labels(labels: np.ndarray, colours: np.ndarray) -> np.ndarray:
     """labels (H, W) -> their colours (H, W, 3), black where nothing is labelled."""
     table = np.zeros((256, 3), np.uint8)
     table[: len(colours)] = colours
     return table[labels]
 
 
-def overlay(picture: np.ndarray, labels: np.ndarray, colours: np.ndarray, strength: float = 0.55) -> np.ndarray:
+def overlay_labels(picture: np.ndarray, labels: np.ndarray, colours: np.ndarray, strength: float = 0.55) -> np.ndarray:
     """The picture (H, W, 3) under the colours of its labels (H, W), with a dark line where two classes meet."""
     strength = float(strength)  # a whole number, as JSON brings it, would leave bytes that cannot be darkened
-    mixed = picture * (1 - strength) + paint(labels, colours) * strength
+    mixed = picture * (1 - strength) + colour_labels(labels, colours) * strength
     mixed = np.where((labels == 255)[..., None], picture, mixed)
     edge = np.zeros(labels.shape, bool)
     edge[:, 1:] |= labels[:, 1:] != labels[:, :-1]
@@ -38,7 +38,7 @@ def overlay(picture: np.ndarray, labels: np.ndarray, colours: np.ndarray, streng
     return mixed.round().astype(np.uint8)
 
 
-def label_image(labels: np.ndarray, colours: np.ndarray) -> Image.Image:
+def palette_image(labels: np.ndarray, colours: np.ndarray) -> Image.Image:
     """A PNG whose values are the class numbers and whose palette shows them."""
     image = Image.fromarray(labels.astype(np.uint8))
     table = np.zeros((256, 3), np.uint8)
@@ -47,7 +47,7 @@ def label_image(labels: np.ndarray, colours: np.ndarray) -> Image.Image:
     return image
 
 
-def areas(labels: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
+def class_areas(labels: np.ndarray, classes: Sequence[str]) -> list[dict[str, Any]]:
     """Classes by the share of the picture they cover, the largest first; those without a pixel are left out."""
     counts = np.bincount(labels.flatten(), minlength=len(classes))
     found = [number for number in np.argsort(-counts[: len(classes)], kind="stable").tolist() if counts[number]]

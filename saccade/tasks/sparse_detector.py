@@ -89,7 +89,7 @@ class SparseDetector(nn.Module):
         return {"boxes": boxes[keep], "labels": labels[keep], "scores": scores[keep]}
 
     @property
-    def trunk(self) -> nn.Module:
+    def backbone_model(self) -> nn.Module:
         return self.backbone
 
     def no_weight_decay(self) -> set[str]:

@@ -10,8 +10,8 @@ from torch import nn
 
 from saccade.engine.evaluate_masks import answer, look_at
 from saccade.models.card import Card
-from saccade.tasks.segmentation_drawing import areas, class_colours, label_image, overlay
-from saccade.tasks.segmentation_inference import Inference
+from saccade.tasks.segmentation_drawing import class_areas, class_colours, overlay_labels, palette_image
+from saccade.tasks.segmentation_inference import InferenceOptions
 
 LARGEST = 640  # pixels of the longer side: the page's pictures are not larger
 
@@ -32,14 +32,14 @@ class Segmented:
         return [row | {"colour": "#{:02x}{:02x}{:02x}".format(*colours[row["class"]])} for row in self.found()]
 
     def found(self) -> list[dict[str, Any]]:
-        return [row | {"share": round(float(row["share"]), 5)} for row in areas(self.labels, self.classes)]
+        return [row | {"share": round(float(row["share"]), 5)} for row in class_areas(self.labels, self.classes)]
 
     def draw(self, opacity: float = 0.55) -> np.ndarray:
-        return overlay(self.picture, self.labels, class_colours(len(self.classes)), min(max(opacity, 0.0), 1.0))
+        return overlay_labels(self.picture, self.labels, class_colours(len(self.classes)), min(max(opacity, 0.0), 1.0))
 
     def label_image(self) -> Image.Image:
         """A PNG whose values are the class numbers."""
-        return label_image(self.labels, class_colours(len(self.classes)))
+        return palette_image(self.labels, class_colours(len(self.classes)))
 
 
 @torch.inference_mode()
@@ -49,6 +49,6 @@ def segment(model: nn.Module, card: Card, picture: Image.Image, name: str = "pic
     device = next(model.parameters()).device
     pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None].to(device)
     seen = look_at(pixels, card.preprocess, card.shorter)
-    shares = answer(model, seen, pixels.shape[2:], Inference(), card.names)
+    shares = answer(model, seen, pixels.shape[2:], InferenceOptions(), card.names)
     labels = shares.argmax(1)[0].byte().cpu().numpy()
     return Segmented(name, label or f"{card.name}+{card.head}", np.array(picture), labels, card.names)

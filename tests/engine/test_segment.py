@@ -14,7 +14,7 @@ from saccade.engine.evaluate_masks import evaluate_segmenter_checkpoint
 from saccade.engine.recipe import load_recipe
 from saccade.engine.train import assemble, train
 from saccade.tasks.open import open_task_model
-from saccade.tasks.segmentation_inference import Inference
+from saccade.tasks.segmentation_inference import InferenceOptions
 from tests.engine.runs import rows
 
 TINY = "{dims: [8, 16, 16, 16], depths: [1, 1, 1, 1], heads: [1, 1, 1, 1], projection: 0, super_token: [4, 2, 1, 1]}"
@@ -88,7 +88,7 @@ def test_evaluating_the_file_gives_the_number_of_the_run(finished):
         assert evaluation.summary()[name] == pytest.approx(finished.result["final"][name], abs=0.02)
     assert card.classes == source.classes
     assert evaluation.confusion.sum() == 10 * 32 * 32
-    several = Inference(window=32, scales=(1.0, 1.5), flip=True)
+    several = InferenceOptions(window=32, scales=(1.0, 1.5), flip=True)
     again, _, _ = evaluate_segmenter_checkpoint(finished.out, "scenes", how=several, workers=0, scenes=40)
     assert again.confusion.sum() == 10 * 32 * 32
 

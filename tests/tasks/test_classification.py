@@ -14,8 +14,8 @@ from saccade.tasks.classification import (
     accuracy_metrics,
     build_classifier,
     classification_loss,
-    freeze_norms,
-    per_class,
+    freeze_batch_norms,
+    per_class_accuracy,
 )
 from saccade.tasks.distillation import Teacher, distillation_loss, load_teacher
 
@@ -134,7 +134,7 @@ def test_fine_tuning_replaces_a_classifier_of_another_size(tmp_path):
 def test_frozen_norms_keep_their_averages():
     model = timm.create_model("resnet10t", num_classes=2).train()
     before = {name: value.clone() for name, value in model.named_buffers()}
-    freeze_norms(model)
+    freeze_batch_norms(model)
     model(torch.randn(4, 3, 32, 32))
     assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
 
@@ -147,7 +147,7 @@ def test_metrics_against_counting():
     found = metrics.compute()
     assert float(found["top1"]) == pytest.approx(0.5)
     assert float(found["top5"]) == pytest.approx(0.75)  # the last one ranks its class sixth
-    assert per_class(labels, logits.argmax(1), 6) == [1.0, 0.0, None, None, None, 0.5]
+    assert per_class_accuracy(labels, logits.argmax(1), 6) == [1.0, 0.0, None, None, None, 0.5]
 
 
 def test_calibration_error_of_an_overconfident_model():

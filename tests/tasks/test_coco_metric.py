@@ -12,7 +12,7 @@ from pycocotools.mask import decode
 from saccade.data.coco import CocoSource
 from saccade.data.objects import ObjectSource, SceneObjects
 from saccade.data.open_objects import open_object_split
-from saccade.tasks.coco_metric import CocoMetric, encode
+from saccade.tasks.coco_metric import CocoMetric, encode_masks
 from tests.data.coco_files import MINI, write
 
 # Our names in the order of COCOeval.stats, which has recall at 1 and 10 detections in between
@@ -171,6 +171,6 @@ def test_masks_are_wanted_where_masks_are_measured():
 def test_run_lengths_go_down_the_columns():
     mask = torch.zeros(1, 3, 4, dtype=torch.bool)
     mask[0, 1, 2] = True
-    (code,) = encode(mask)
+    (code,) = encode_masks(mask)
     assert code["size"] == [3, 4]
     np.testing.assert_array_equal(decode(code), mask[0].numpy())

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import saccade
-from saccade.tasks.segmentation import HEADS, Scores, pixel_loss, segmentation_metric
+from saccade.tasks.segmentation import HEADS, SegmentationScores, pixel_loss, segmentation_metric
 
 SMALL = {  # heads in a size for tests
     "vt_fpn": {"dim": 32, "branch_dim": 16, "token_dim": 64, "num_tokens": 4, "num_heads": 4},
@@ -210,7 +210,7 @@ def test_scores_against_a_confusion_matrix_by_hand():
     metric = segmentation_metric(4)
     metric.update(answer[:, :1], truth[:, :1])
     metric.update(answer[:, 1:], truth[:, 1:])  # accumulated, not averaged over images
-    scores = Scores.of(metric.compute())
+    scores = SegmentationScores.from_confusion(metric.compute())
     assert metric.compute().sum() == 7
     assert scores.iou == [3 / 7, 0.0, 0.0, None]  # class 3: neither labelled nor answered
     assert scores.acc == [0.75, 0.0, None, None]  # class 2: nothing to find
@@ -223,5 +223,5 @@ def test_a_perfect_answer_scores_one():
     masks = torch.randint(5, (2, 16, 16))
     metric = segmentation_metric(5)
     metric.update(masks, masks)
-    scores = Scores.of(metric.compute())
+    scores = SegmentationScores.from_confusion(metric.compute())
     assert (scores.miou, scores.macc, scores.aacc) == (1, 1, 1)

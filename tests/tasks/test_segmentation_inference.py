@@ -7,7 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import saccade
-from saccade.tasks.segmentation_inference import MULTI_SCALE, WHOLE, Inference, bands, fade, infer, label, slide, spans
+from saccade.tasks.segmentation_inference import (
+    MULTI_SCALE_FLIP,
+    WHOLE_IMAGE,
+    InferenceOptions,
+    predict_labels,
+    predict_probabilities,
+    slide_window,
+    window_bands,
+    window_spans,
+    window_weights,
+)
 
 
 def local_head(radius):
@@ -19,7 +29,7 @@ def local_head(radius):
 @pytest.mark.parametrize(("height", "width"), [(150, 201), (96, 96), (97, 333), (40, 160), (64, 31)])
 def test_a_sliding_window_is_the_whole_image(height, width):
     images, head = torch.randn(2, 3, height, width), local_head(4)
-    torch.testing.assert_close(slide(head, images, 96, 64, margin=4), head(images), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(slide_window(head, images, 96, 64, margin=4), head(images), rtol=1e-4, atol=1e-4)
 
 
 def test_a_head_of_strides_meets_the_same_pixels_in_every_window():
@@ -30,7 +40,7 @@ def test_a_head_of_strides_meets_the_same_pixels_in_every_window():
         return coarse[:, :, : images.shape[2], : images.shape[3]]
 
     images = torch.randn(1, 3, 250, 330)
-    torch.testing.assert_close(slide(strided, images, 128, 64, margin=0), strided(images))
+    torch.testing.assert_close(slide_window(strided, images, 128, 64, margin=0), strided(images))
 
 
 def test_beyond_the_margin_seams_fade():
@@ -41,7 +51,7 @@ def test_beyond_the_margin_seams_fade():
         ramp = torch.linspace(-1, 1, width).expand(images.shape[0], 1, height, width)
         return torch.cat([ramp, -ramp], 1)
 
-    blended = slide(position, torch.zeros(1, 3, 64, 400), 128, 64)
+    blended = slide_window(position, torch.zeros(1, 3, 64, 400), 128, 64)
     steps = (blended[:, :, :, 1:] - blended[:, :, :, :-1]).abs().max()
     assert steps < 0.15  # without blending a window's end is a step of 2
 
@@ -52,14 +62,17 @@ def test_windows_cover_every_pixel(length, window, share):
     stride = max(1, int(window * share))
     margin = (window - stride) // 4
     weight = torch.zeros(length)
-    for start, end in spans(length, window, stride):
+    for start, end in window_spans(length, window, stride):
         assert end - start <= window
-        weight[start:end] += fade(start, end, length, window - stride, margin, torch.device("cpu"))
+        weight[start:end] += window_weights(start, end, length, window - stride, margin, torch.device("cpu"))
     assert weight.min() > 0
 
 
 def test_where_two_windows_overlap_their_shares_sum_to_one():
-    left, right = fade(0, 96, 160, 32, 4, torch.device("cpu")), fade(64, 160, 160, 32, 4, torch.device("cpu"))
+    left, right = (
+        window_weights(0, 96, 160, 32, 4, torch.device("cpu")),
+        window_weights(64, 160, 160, 32, 4, torch.device("cpu")),
+    )
     torch.testing.assert_close(left[64:] + right[:32], torch.ones(32))
     assert left[-4:].max() == 0
 
@@ -73,8 +86,13 @@ def test_scales_and_mirrors_are_undone():
         level = 20 * (view.mean(1, keepdim=True) - 0.5)
         return torch.cat([-level, level], 1)
 
-    for how in (WHOLE, MULTI_SCALE, Inference(flip=True), Inference(window=48, scales=(0.75, 1.5), flip=True)):
-        shares = infer(bright, images, how)
+    for how in (
+        WHOLE_IMAGE,
+        MULTI_SCALE_FLIP,
+        InferenceOptions(flip=True),
+        InferenceOptions(window=48, scales=(0.75, 1.5), flip=True),
+    ):
+        shares = predict_probabilities(bright, images, how)
         torch.testing.assert_close(shares.sum(1), torch.ones(1, 64, 96))
         answer = shares.argmax(1)[0]
         assert answer[18:38, 10:38].all()
@@ -89,7 +107,7 @@ def test_the_mean_is_taken_of_probabilities():
         seen.append(view)
         return torch.stack([torch.zeros(1, 32, 32), torch.full((1, 32, 32), float(len(seen)))], 1)
 
-    shares = infer(once, torch.randn(1, 3, 32, 32), Inference(flip=True))
+    shares = predict_probabilities(once, torch.randn(1, 3, 32, 32), InferenceOptions(flip=True))
     assert shares[0, 1, 0, 0].item() == pytest.approx((torch.tensor([1.0, 2.0]).sigmoid().mean()).item())
     torch.testing.assert_close(seen[1], seen[0].flip(3))
 
@@ -97,13 +115,13 @@ def test_the_mean_is_taken_of_probabilities():
 def test_a_large_photo_is_labelled_band_by_band():
     """Rows are handed out as soon as no later window changes them; together they are the whole."""
     images, head = torch.randn(1, 3, 300, 110), local_head(2)
-    found = list(bands(head, images, 96, 32))  # every row is seen by three windows
+    found = list(window_bands(head, images, 96, 32))  # every row is seen by three windows
     assert sum(band.shape[2] for band in found) == 300
     assert max(band.shape[2] for band in found) <= 96
     torch.testing.assert_close(torch.cat(found, 2), head(images), rtol=1e-4, atol=1e-4)
     expected = head(images).argmax(1)
-    for how in (Inference(window=96), WHOLE):
-        assert (label(head, images, how) == expected).float().mean() > 0.999
+    for how in (InferenceOptions(window=96), WHOLE_IMAGE):
+        assert (predict_labels(head, images, how) == expected).float().mean() > 0.999
 
 
 def test_left_and_right_are_exchanged_in_the_mirrored_view():
@@ -114,27 +132,29 @@ def test_left_and_right_are_exchanged_in_the_mirrored_view():
         return torch.cat([20 * (0.5 - bright), 20 * (bright - 0.5)], 1)
 
     images = torch.zeros(1, 3, 32, 64)
-    assert infer(sides, images, Inference(flip=True))[:, 0].min() > 0.99
-    swapped = infer(sides, images, Inference(flip=True), mirrored=[1, 0])  # its mirror image says the other one
+    assert predict_probabilities(sides, images, InferenceOptions(flip=True))[:, 0].min() > 0.99
+    swapped = predict_probabilities(
+        sides, images, InferenceOptions(flip=True), mirrored=[1, 0]
+    )  # its mirror image says the other one
     torch.testing.assert_close(swapped, torch.full_like(swapped, 0.5), atol=1e-3, rtol=0)
 
 
 def test_wrong_windows_are_named():
     images = torch.zeros(1, 3, 64, 64)
     with pytest.raises(ValueError, match="at least 32 px"):
-        slide(local_head(1), images, 16)
+        slide_window(local_head(1), images, 16)
     with pytest.raises(ValueError, match="margin of 20 leaves nothing"):
-        slide(local_head(1), images, 64, 32, margin=20)
+        slide_window(local_head(1), images, 64, 32, margin=20)
     with pytest.raises(ValueError, match="no scale was given"):
-        infer(local_head(1), images, Inference(scales=()))
+        predict_probabilities(local_head(1), images, InferenceOptions(scales=()))
 
 
 def test_a_segmenter_slides_over_a_photo_of_any_size():
     model = saccade.create_segmenter("svit_nano", "fpn", 4, head_kwargs={"dim": 32, "branch_dim": 16}).eval()
     with torch.no_grad():
         images = torch.randn(1, 3, 70, 203)
-        shares = infer(model, images, Inference(window=64))
-        alone = infer(model, images[:, :, :64, :64])
-        fits = infer(model, images[:, :, :64, :64], Inference(window=64))
+        shares = predict_probabilities(model, images, InferenceOptions(window=64))
+        alone = predict_probabilities(model, images[:, :, :64, :64])
+        fits = predict_probabilities(model, images[:, :, :64, :64], InferenceOptions(window=64))
     assert shares.shape == (1, 4, 70, 203)
     torch.testing.assert_close(alone, fits)
