@@ -1,4 +1,4 @@
-"""COCO's measure of detections, and its result files, through pycocotools."""
+"""COCO average precision and result files, computed by pycocotools."""
 
 import json
 import os
@@ -14,18 +14,16 @@ from torch import Tensor
 
 from saccade._extras import require
 
-KINDS = {"bbox": "box", "segm": "mask"}  # pycocotools' name, ours
-AREAS = ("all", "small", "medium", "large")  # under 32 x 32 px, under 96 x 96, beyond
+METRIC_PREFIXES = {"bbox": "box", "segm": "mask"}  # pycocotools' iouType -> prefix of our metric names
 
 
 class CocoMetric:
-    """Average precision of boxes and, with `masks`, of masks: over overlaps 0.5 to 0.95, at 0.5, at 0.75, by size.
+    """Average precision of boxes and, with `masks`, of masks: over IoU 0.5 to 0.95, at 0.5, at 0.75, by object size.
 
     Args:
-        ground_truth: a data set as COCO writes it: images, annotations, categories.
-        category_ids: the category of label 1, 2, …; COCO's have gaps.
-        max_detections: how many of an image's detections count for each class, 100 in COCO. Its third figure, AR,
-            is the recall they reach.
+        ground_truth: a dataset in COCO's format: images, annotations, categories.
+        category_ids: the category id of label 1, 2, …; COCO's ids have gaps.
+        max_detections: detections counted per image and class, 100 in COCO. AR is the recall of this many.
     """
 
     def __init__(
@@ -39,54 +37,56 @@ class CocoMetric:
         self.category_ids = list(category_ids)
         self.kinds = ("bbox", "segm") if masks else ("bbox",)
         if max_detections < 1:
-            raise ValueError(f"at least one detection of a picture must count, got max_detections={max_detections}.")
+            raise ValueError(f"max_detections must be at least 1, got {max_detections}.")
         self.max_detections = max_detections
         self.reset()
 
     def reset(self) -> None:
-        self.seen: list[int] = []  # ids of the images that were looked at, also where nothing was found
+        self.image_ids: list[int] = []  # evaluated images, including those without detections
         self.results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in self.kinds}
-        self.per_class: dict[str, list[float | None]] = {}  # AP of "box" and "mask", filled by compute()
+        self.per_class: dict[str, list[float | None]] = {}  # AP per class of "box" and "mask", set by compute()
 
     def update(self, predictions: Sequence[Mapping[str, Tensor]], image_ids: Sequence[int]) -> None:
-        """Predictions of a detector in evaluation, and which images they belong to."""
+        """Add predictions of a detector in evaluation mode for the given images."""
         for prediction, image_id in zip(predictions, image_ids, strict=True):
-            self.seen.append(int(image_id))
+            self.image_ids.append(int(image_id))
             self.results["bbox"] += box_results(prediction, int(image_id), self.category_ids)
             if "segm" in self.kinds:
                 self.results["segm"] += mask_results(prediction, int(image_id), self.category_ids)
 
     def gather(self) -> None:
-        """Take over what the other processes have seen, where there are several: all must call this. An image that came
-        twice, to fill up a batch, counts once.
+        """Collect the results of all distributed processes; every process must call this.
+
+        An image that a distributed sampler repeated to fill a batch counts once.
         """
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return
         parts: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(parts, (self.seen, self.results))
+        torch.distributed.all_gather_object(parts, (self.image_ids, self.results))
         self.reset()
-        for ids, found in parts:
-            fresh = set(ids) - set(self.seen)
-            self.seen += ids
-            for kind, entries in found.items():
-                self.results[kind] += [entry for entry in entries if entry["image_id"] in fresh]
+        for ids, results in parts:
+            new = set(ids) - set(self.image_ids)
+            self.image_ids += ids
+            for kind, entries in results.items():
+                self.results[kind] += [entry for entry in entries if entry["image_id"] in new]
 
     def compute(self, by_size: bool = True) -> dict[str, float]:
-        """box_ap, box_ap50, box_ap75, box_ap_small, …, box_ar, and the same of masks; each from 0 to 1.
+        """box_ap, box_ap50, box_ap75, box_ap_small, …, box_ar, and the same for masks, each from 0 to 1.
 
-        What has no objects to find (large ones, say) is left out. No detections at all are worth 0. Without `by_size`,
-        a third of the time: pycocotools matches objects of each size anew.
+        A metric without ground-truth objects (such as ap_large) is omitted; without detections AP is 0. `by_size=False`
+        takes a third of the time, because pycocotools matches objects once per size range.
         """
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for kind in self.kinds:
-            measured = evaluate(self.ground_truth, self.results[kind], kind, self.seen, self.max_detections, by_size)
-            by_category = measured.pop("per_category", {})
-            self.per_class[KINDS[kind]] = [by_category.get(number) for number in self.category_ids]
-            found |= {f"{KINDS[kind]}_{name}": value for name, value in measured.items()}
-        return found
+            results = self.results[kind]
+            values = evaluate_coco(self.ground_truth, results, kind, self.image_ids, self.max_detections, by_size)
+            by_category, prefix = values.pop("per_category", {}), METRIC_PREFIXES[kind]
+            self.per_class[prefix] = [by_category.get(category) for category in self.category_ids]
+            metrics |= {f"{prefix}_{name}": value for name, value in values.items()}
+        return metrics
 
     def write(self, folder: str | os.PathLike) -> list[Path]:
-        """The standard result files, detections.bbox.json and detections.segm.json: what pycocotools' loadRes reads."""
+        """Write detections.bbox.json and detections.segm.json, COCO's result format, for pycocotools' loadRes."""
         paths = []
         for kind in self.kinds:
             paths.append(Path(folder) / f"detections.{kind}.json")
@@ -97,37 +97,36 @@ class CocoMetric:
 
 
 def box_results(prediction: Mapping[str, Tensor], image_id: int, category_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """COCO's result entries of one image: x, y, width, height."""
+    """COCO result entries of one image, with boxes as x, y, width, height."""
     boxes = prediction["boxes"].detach().double().cpu()
     boxes = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1)
-    return [
-        about | {"bbox": box}
-        for about, box in zip(_about(prediction, image_id, category_ids), boxes.tolist(), strict=True)
-    ]
+    entries = _result_entries(prediction, image_id, category_ids)
+    return [entry | {"bbox": box} for entry, box in zip(entries, boxes.tolist(), strict=True)]
 
 
 def mask_results(prediction: Mapping[str, Tensor], image_id: int, category_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """COCO's result entries of one image: run lengths. Without a box beside them, which pycocotools would measure."""
+    """COCO result entries of one image, with masks as run lengths.
+
+    Without a "bbox": pycocotools would compute object sizes from the box instead of the mask.
+    """
     if "masks" not in prediction:
-        raise ValueError("these detections have no masks: measure boxes alone (masks=False).")
+        raise ValueError("expected detections with masks, got boxes only. Evaluate boxes with masks=False.")
     codes = encode_masks(prediction["masks"][:, 0] >= 0.5)
-    return [
-        about | {"segmentation": code}
-        for about, code in zip(_about(prediction, image_id, category_ids), codes, strict=True)
-    ]
+    entries = _result_entries(prediction, image_id, category_ids)
+    return [entry | {"segmentation": code} for entry, code in zip(entries, codes, strict=True)]
 
 
 def encode_masks(masks: Tensor) -> list[dict[str, Any]]:
-    """masks (n, H, W) of truth values -> COCO's compressed run lengths."""
+    """Boolean masks (n, H, W) -> COCO's compressed run lengths."""
     if not len(masks):
         return []
-    code = require("pycocotools.mask", "train").encode
-    # Run lengths go down the columns: turned on the GPU if there is one, so that the CPU only reads.
+    encode = require("pycocotools.mask", "train").encode
+    # Run lengths are column-major: transpose on the masks' device, before the copy to the CPU.
     columns = masks.detach().transpose(1, 2).contiguous().to(torch.uint8).cpu().numpy()  # (n, W, H)
-    return [one | {"counts": one["counts"].decode()} for one in code(columns.transpose(2, 1, 0))]
+    return [code | {"counts": code["counts"].decode()} for code in encode(columns.transpose(2, 1, 0))]
 
 
-def evaluate(
+def evaluate_coco(
     ground_truth: Mapping[str, Any],
     results: Sequence[Mapping[str, Any]],
     kind: str,
@@ -135,54 +134,54 @@ def evaluate(
     max_detections: int = 100,
     by_size: bool = True,
 ) -> dict[str, Any]:
-    """Average precision and recall of result entries, "bbox" or "segm", on some images, and AP `per_category`."""
+    """AP and AR of result entries ("bbox" or "segm") on the given images, and AP `per_category`."""
     coco, cocoeval = require("pycocotools.coco", "train"), require("pycocotools.cocoeval", "train")
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # it prints as it goes
-        true = coco.COCO()
-        true.dataset = deepcopy(dict(ground_truth))
-        true.createIndex()
-        given = deepcopy(list(results))
-        if given:
-            answers = true.loadRes(given)
-        else:  # loadRes looks at the first
-            answers = coco.COCO()
-            answers.dataset = {
-                "images": true.dataset["images"],
-                "categories": true.dataset["categories"],
-                "annotations": [],
-            }
-            answers.createIndex()
-        judge = cocoeval.COCOeval(true, answers, kind)
-        judge.params.imgIds = sorted(set(image_ids))
-        judge.params.maxDets = [1, 10, max_detections]
+    with open(os.devnull, "w") as devnull, redirect_stdout(devnull):  # pycocotools prints progress
+        truth = coco.COCO()
+        truth.dataset = deepcopy(dict(ground_truth))
+        truth.createIndex()
+        if results:
+            detections = truth.loadRes(deepcopy(list(results)))
+        else:  # loadRes reads the first entry
+            detections = coco.COCO()
+            images, categories = truth.dataset["images"], truth.dataset["categories"]
+            detections.dataset = {"images": images, "categories": categories, "annotations": []}
+            detections.createIndex()
+        evaluator = cocoeval.COCOeval(truth, detections, kind)
+        evaluator.params.imgIds = sorted(set(image_ids))
+        evaluator.params.maxDets = [1, 10, max_detections]
         if not by_size:
-            judge.params.areaRng, judge.params.areaRngLbl = judge.params.areaRng[:1], list(AREAS[:1])
-        judge.evaluate()
-        judge.accumulate()
-    if not judge.params.imgIds or not len(judge.eval):
+            evaluator.params.areaRng, evaluator.params.areaRngLbl = evaluator.params.areaRng[:1], ["all"]
+        evaluator.evaluate()
+        evaluator.accumulate()
+    if not evaluator.params.imgIds or not len(evaluator.eval):
         return {}
-    precision, recall = judge.eval["precision"][..., -1], judge.eval["recall"][..., -1]  # (T, R, K, A), (T, K, A)
-    at = {round(float(iou), 2): i for i, iou in enumerate(judge.params.iouThrs)}
-    figures = {
+    precision = evaluator.eval["precision"][..., -1]  # (IoU thresholds, recall steps, categories, size ranges)
+    recall = evaluator.eval["recall"][..., -1]  # (IoU thresholds, categories, size ranges)
+    at = {round(float(iou), 2): i for i, iou in enumerate(evaluator.params.iouThrs)}
+    values = {
         "ap": precision[..., 0],
         "ap50": precision[at[0.5], ..., 0],
         "ap75": precision[at[0.75], ..., 0],
-        **{f"ap_{area}": precision[..., i] for i, area in enumerate(judge.params.areaRngLbl) if i},
+        **{f"ap_{area}": precision[..., i] for i, area in enumerate(evaluator.params.areaRngLbl) if i},
         "ar": recall[..., 0],
     }
-    means = {name: _mean(values) for name, values in figures.items()}
-    by_category = {number: _mean(precision[:, :, i, 0]) for i, number in enumerate(judge.params.catIds)}
+    means = {name: _mean_of_valid(value) for name, value in values.items()}
+    by_category = {
+        category: _mean_of_valid(precision[:, :, i, 0]) for i, category in enumerate(evaluator.params.catIds)
+    }
     return {name: value for name, value in means.items() if value is not None} | {"per_category": by_category}
 
 
-def _mean(values: Any) -> float | None:
-    """-1 marks what has no objects to find."""
-    known = np.asarray(values)
-    known = known[known > -1]
-    return float(known.mean()) if known.size else None
+def _mean_of_valid(values: np.ndarray) -> float | None:
+    """Mean without the -1 that pycocotools writes where there is no ground truth."""
+    valid = values[values > -1]
+    return float(valid.mean()) if valid.size else None
 
 
-def _about(prediction: Mapping[str, Tensor], image_id: int, category_ids: Sequence[int]) -> list[dict[str, Any]]:
+def _result_entries(
+    prediction: Mapping[str, Tensor], image_id: int, category_ids: Sequence[int]
+) -> list[dict[str, Any]]:
     scores, labels = prediction["scores"].detach().double().tolist(), prediction["labels"].tolist()
     return [
         {"image_id": image_id, "category_id": category_ids[label - 1], "score": score}

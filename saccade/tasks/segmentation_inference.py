@@ -1,4 +1,4 @@
-"""From logits to answers: the whole image, a sliding window, several scales and mirrored. No seams, any size."""
+"""Segmentation inference on images of any size: whole image, sliding window, multi-scale, flip."""
 
 from collections.abc import Callable, Iterator, Sequence
 from math import gcd
@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SegmentationModel = Callable[[Tensor], Tensor]  # images (B, 3, h, w) -> logits (B, K, h, w)
-GRID = 32  # windows start at multiples of this, so that a network of strides meets the same pixels in each
+GRID = 32  # windows start at multiples of the largest stride, so that strided networks align across windows
 
 
 class InferenceOptions(NamedTuple):
-    """How a segmenter is asked.
+    """How a segmenter is applied to an image.
 
-    `window` 0 takes the whole image at once; otherwise a window of that side slides by `stride` (2/3 of it if 0).
-    `scales` and `flip` ask again about resized and mirrored images and average the probabilities ("MS mIoU").
+    `window` is the side of a sliding window, 0 for the whole image; `stride` its step, 0 for 2/3 of the window.
+    `scales` and `flip` average the probabilities over resized and mirrored images ("MS mIoU").
     """
 
     window: int = 0
@@ -26,61 +26,66 @@ class InferenceOptions(NamedTuple):
 
 
 WHOLE_IMAGE = InferenceOptions()
-MULTI_SCALE_FLIP = InferenceOptions(scales=(0.5, 0.75, 1.0, 1.25, 1.5, 1.75), flip=True)  # SVIT-53
+MULTI_SCALE_FLIP = InferenceOptions(scales=(0.5, 0.75, 1.0, 1.25, 1.5, 1.75), flip=True)  # SViT Sec. 4.3
 
 
 def predict_probabilities(
-    model: SegmentationModel, images: Tensor, how: InferenceOptions = WHOLE_IMAGE, mirrored: Sequence[int] = ()
+    model: SegmentationModel, images: Tensor, options: InferenceOptions = WHOLE_IMAGE, mirrored: Sequence[int] = ()
 ) -> Tensor:
-    """images (B, 3, H, W) -> probabilities (B, K, H, W); `mirrored` has each class's counterpart in a mirror."""
+    """images (B, 3, H, W) -> probabilities (B, K, H, W). `mirrored[k]` is the class that k becomes in a mirror."""
     total, count = None, 0
-    for view, restore in augmented_views(images, how.scales, how.flip, mirrored):
-        logits = slide_window(model, view, how.window, how.stride) if how.window else model(view)
-        shares = restore(logits.float().softmax(1))
-        total = shares if total is None else total + shares
+    for view, restore in augmented_views(images, options.scales, options.flip, mirrored):
+        logits = slide_window(model, view, options.window, options.stride) if options.window else model(view)
+        probabilities = restore(logits.float().softmax(1))
+        total = probabilities if total is None else total + probabilities
         count += 1
     if total is None:
-        raise ValueError("no scale was given: expected scales such as (1.0,) or (0.5, 1.0, 1.5).")
+        raise ValueError("expected at least one scale, got none. Pass scales such as (1.0,) or (0.5, 1.0, 1.5).")
     return total / count
 
 
 def augmented_views(
     images: Tensor, scales: Sequence[float], flip: bool, mirrored: Sequence[int] = ()
 ) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
-    """The image in every size, and mirrored; with each, the way back to the image's own pixels."""
+    """Resized and mirrored images, each with the function that maps its probabilities back to the input's pixels."""
     height, width = images.shape[2:]
     for scale in scales:
         size = (max(GRID, round(height * scale)), max(GRID, round(width * scale)))
         view = images if scale == 1 else F.interpolate(images, size, mode="bilinear", antialias=True)
 
-        def restore(shares: Tensor) -> Tensor:
-            if shares.shape[2:] == (height, width):
-                return shares
-            return F.interpolate(shares, (height, width), mode="bilinear", align_corners=False)
+        def restore(probabilities: Tensor) -> Tensor:
+            if probabilities.shape[2:] == (height, width):
+                return probabilities
+            return F.interpolate(probabilities, (height, width), mode="bilinear", align_corners=False)
 
         yield view, restore
         if flip:
             swap = list(mirrored) if list(mirrored) != list(range(len(mirrored))) else slice(None)
-            yield view.flip(3), lambda shares, restore=restore, swap=swap: restore(shares.flip(3)[:, swap])
+            yield view.flip(3), lambda mirror, restore=restore, swap=swap: restore(mirror.flip(3)[:, swap])
 
 
 def predict_labels(
-    model: SegmentationModel, images: Tensor, how: InferenceOptions = WHOLE_IMAGE, mirrored: Sequence[int] = ()
+    model: SegmentationModel, images: Tensor, options: InferenceOptions = WHOLE_IMAGE, mirrored: Sequence[int] = ()
 ) -> Tensor:
-    """images (B, 3, H, W) -> the class of every pixel (B, H, W); a large photo band by band, in little memory."""
-    if how.window and tuple(how.scales) == (1.0,) and not how.flip:
-        return torch.cat([logits.argmax(1) for logits in window_bands(model, images, how.window, how.stride)], dim=1)
-    return predict_probabilities(model, images, how, mirrored).argmax(1)
+    """images (B, 3, H, W) -> class of every pixel (B, H, W).
+
+    With a sliding window at one scale, the argmax is taken per band, so that the logits of a large image need not fit
+    in memory.
+    """
+    if options.window and tuple(options.scales) == (1.0,) and not options.flip:
+        bands = window_bands(model, images, options.window, options.stride)
+        return torch.cat([logits.argmax(1) for logits in bands], dim=1)
+    return predict_probabilities(model, images, options, mirrored).argmax(1)
 
 
 def slide_window(
     model: SegmentationModel, images: Tensor, window: int, stride: int = 0, margin: int | None = None, batch: int = 8
 ) -> Tensor:
-    """Logits (B, K, H, W) from overlapping windows, blended so that no window's edge shows.
+    """Logits (B, K, H, W) from overlapping windows, blended without seams.
 
-    A network knows least about the edge of what it is shown. So the outermost `margin` pixels of a window count for
-    nothing (unless the image ends there), and over the rest of the overlap one window fades into the next. Where no
-    prediction depends on pixels farther off than the margin, the result is that of the whole image.
+    Predictions are least reliable at a window's edge: the outermost `margin` pixels have weight 0 (except at the
+    image's edge), and weights rise linearly over the rest of the overlap. If no prediction depends on pixels farther
+    away than the margin, the result equals that of the whole image.
     """
     return torch.cat(list(window_bands(model, images, window, stride, margin, batch)), dim=2)
 
@@ -88,67 +93,67 @@ def slide_window(
 def window_bands(
     model: SegmentationModel, images: Tensor, window: int, stride: int = 0, margin: int | None = None, batch: int = 8
 ) -> Iterator[Tensor]:
-    """The same from top to bottom, in window_bands (B, K, rows, W) that no later window changes."""
+    """`slide_window` from top to bottom, in bands (B, K, rows, W) that no later window changes."""
     stride = stride or max(GRID, window * 2 // 3 // GRID * GRID)
     if window < GRID or not 0 < stride <= window:
         raise ValueError(
-            f"expected a window of at least {GRID} px and a stride up to its side; got {window}, {stride}."
+            f"expected a window of at least {GRID} px and a stride of at most the window; got {window} and {stride}."
         )
     overlap = window - stride
     margin = overlap // 4 if margin is None else margin
     if 2 * margin > overlap:
-        raise ValueError(f"windows overlap by {overlap} px: a margin of {margin} leaves nothing between them.")
+        raise ValueError(f"margin ({margin}) must not exceed half the overlap of the windows ({overlap} px).")
     height, width = images.shape[2:]
-    downs, acrosses = window_spans(height, window, stride), window_spans(width, window, stride)
-    left_over: tuple[Tensor, Tensor] | None = None  # sums and weights of rows that the next windows see as well
-    for row, (top, bottom) in enumerate(downs):
+    row_spans, column_spans = window_spans(height, window, stride), window_spans(width, window, stride)
+    carried: tuple[Tensor, Tensor] | None = None  # weighted logits and weights of rows that the next windows overlap
+    for row, (top, bottom) in enumerate(row_spans):
         weight = images.new_zeros(bottom - top, width, dtype=torch.float32)
         total = None
-        fade_down = window_weights(top, bottom, height, overlap, margin, images.device)[:, None]
-        for group in _group_by_width(acrosses, max(1, batch // images.shape[0])):
-            parts = torch.cat([images[:, :, top:bottom, left:right] for left, right in group])
-            for (left, right), logits in zip(group, model(parts).float().chunk(len(group)), strict=True):
-                share = fade_down * window_weights(left, right, width, overlap, margin, images.device)
+        row_weights = window_weights(top, bottom, height, overlap, margin, images.device)[:, None]
+        for group in _group_by_width(column_spans, max(1, batch // images.shape[0])):
+            crops = torch.cat([images[:, :, top:bottom, left:right] for left, right in group])
+            for (left, right), logits in zip(group, model(crops).float().chunk(len(group)), strict=True):
+                crop_weight = row_weights * window_weights(left, right, width, overlap, margin, images.device)
                 if total is None:
                     total = logits.new_zeros(images.shape[0], logits.shape[1], bottom - top, width)
-                total[:, :, :, left:right] += share * logits
-                weight[:, left:right] += share
-        assert total is not None
-        if left_over is not None:
-            rows = left_over[1].shape[0]
-            total[:, :, :rows] += left_over[0]
-            weight[:rows] += left_over[1]
-        done = (downs[row + 1][0] if row + 1 < len(downs) else height) - top
+                total[:, :, :, left:right] += crop_weight * logits
+                weight[:, left:right] += crop_weight
+        assert total is not None  # there is at least one window per row
+        if carried is not None:
+            rows = carried[1].shape[0]
+            total[:, :, :rows] += carried[0]
+            weight[:rows] += carried[1]
+        done = (row_spans[row + 1][0] if row + 1 < len(row_spans) else height) - top
         yield total[:, :, :done] / weight[:done]
-        left_over = total[:, :, done:], weight[done:]
+        carried = total[:, :, done:], weight[done:]
 
 
 def window_spans(length: int, window: int, stride: int) -> list[tuple[int, int]]:
-    """Where windows begin and end along one side: equal steps, the last one cut where the image ends."""
+    """Start and end of the windows along one side: equal steps, the last window cut at the image's edge."""
     if length <= window:
         return [(0, length)]
     steps, grid = -(-(length - window) // stride), gcd(stride, GRID)
-    last = -(-(length - window) // grid) * grid  # the first start from which a window reaches the end
+    last = -(-(length - window) // grid) * grid  # the first grid position from which a window reaches the edge
     return [(start, min(start + window, length)) for start in (*range(0, steps * stride, stride), last)]
 
 
 def window_weights(start: int, end: int, length: int, overlap: int, margin: int, device: torch.device) -> Tensor:
-    """Weights (end - start,): 0 in the margin, rising to 1 over the overlap, and 1 up to the image's own edges."""
-    place = torch.arange(end - start, device=device) + 0.5
+    """Weights (end - start,): 0 in the margin, rising to 1 over the overlap, 1 at the image's edges."""
+    position = torch.arange(end - start, device=device) + 0.5
     weights = torch.ones(end - start, device=device)
     ramp = max(overlap - 2 * margin, 1)
     if start > 0:
-        weights = weights * ((place - margin) / ramp).clamp(0, 1)
+        weights = weights * ((position - margin) / ramp).clamp(0, 1)
     if end < length:
-        weights = weights * ((end - start - place - margin) / ramp).clamp(0, 1)
+        weights = weights * ((end - start - position - margin) / ramp).clamp(0, 1)
     return weights
 
 
-def _group_by_width(acrosses: list[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int]]]:
-    """Neighbouring windows of one width, at most so many at a time."""
+def _group_by_width(spans: list[tuple[int, int]], max_size: int) -> Iterator[list[tuple[int, int]]]:
+    """Consecutive windows of equal width, at most `max_size` per group."""
     group: list[tuple[int, int]] = []
-    for span in acrosses:
-        if group and (len(group) == most or span[1] - span[0] != group[0][1] - group[0][0]):
+    for span in spans:
+        if group and (len(group) == max_size or span[1] - span[0] != group[0][1] - group[0][0]):
             yield group
             group = []
         group.append(span)

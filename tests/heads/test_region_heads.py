@@ -6,7 +6,7 @@ from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import box_iou
 
-from saccade.heads.cascade import CascadeHeads, giou_loss, refine
+from saccade.heads.cascade import CascadeHeads, giou_box_loss, refine_proposals
 from tests.heads.small import BUILDERS, FEW, WIDTH, check_learning, detector, target
 
 HEADS = sorted(BUILDERS)
@@ -151,9 +151,9 @@ def test_refining_moves_a_box_by_the_shifts_of_its_class_and_keeps_it_inside():
     moves = torch.zeros(2, 3, 4)
     moves[0, 2] = torch.tensor([5.0, 0, 0, 0])  # 5 / 10 of 20 px to the right
     moves[1, 1] = torch.tensor([-10.0, 0, 0, 0])  # out of the picture by its whole width
-    (moved,) = refine(stage, scores, moves.flatten(1), proposals, [(40, 40)])
+    (moved,) = refine_proposals(stage, scores, moves.flatten(1), proposals, [(40, 40)])
     torch.testing.assert_close(moved, torch.tensor([[20.0, 10, 40, 30], [0, 0, 0, 20]]))
-    (told,) = refine(stage, scores, moves.flatten(1), proposals, [(40, 40)], [torch.tensor([1, 0])])
+    (told,) = refine_proposals(stage, scores, moves.flatten(1), proposals, [(40, 40)], [torch.tensor([1, 0])])
     torch.testing.assert_close(told[0], proposals[0][0])  # the true class 1 does not move
     torch.testing.assert_close(told[1], moved[1])  # background: the best object class
 
@@ -165,7 +165,7 @@ def test_giou_loss_of_planted_boxes():
     true = [torch.zeros(2, 4)]  # the proposals are right
     moves = torch.zeros(2, 2, 4)
     moves[0, 1, 0] = 10.0  # by one width
-    loss = giou_loss(stage, moves.flatten(1), places, [torch.tensor([1, 0])], true)
+    loss = giou_box_loss(stage, moves.flatten(1), places, [torch.tensor([1, 0])], true)
     torch.testing.assert_close(loss, torch.tensor(5.0))  # 10 x 1 over two samples; the background does not count
 
 
@@ -208,8 +208,8 @@ def test_under_autocast_places_stay_exact():
 @pytest.mark.parametrize(
     ("targets", "words"),
     [
-        (None, "needs its target"),
-        ([{"boxes": torch.zeros(0, 4)}], "lacks labels, masks"),
+        (None, "expected one target per image \\(1\\), got none"),
+        ([{"boxes": torch.zeros(0, 4)}], "has no labels, masks"),
         ([{"boxes": torch.zeros(0, 4), "labels": torch.zeros(0).long()}], "masks=False"),
         ([target([[0, 0, 9, 9]], [4], SMALL)], "from 1 to 3"),
         ([target([[0, 0, 9, 9]], [0], SMALL)], "0 is the background"),

@@ -52,8 +52,8 @@ def test_equals_torchvisions(training, with_targets, sizes, masks):
 def test_goes_one_by_one_where_sizes_are_drawn_or_masks_are_huge(monkeypatch):
     images, targets = pictures([(40, 30)] * 3)
     transform = BatchTransform((50,), 90, **SETTINGS).train()
-    assert transform.at_once(images, targets)
-    assert not BatchTransform((50, 60), 90, **SETTINGS).train().at_once(images, targets)
-    assert BatchTransform((50, 60), 90, **SETTINGS).eval().at_once(images, targets)
-    monkeypatch.setattr(batch_transform, "LARGEST", 100)
-    assert not transform.at_once(images, targets)
+    assert transform.can_batch(images, targets)
+    assert not BatchTransform((50, 60), 90, **SETTINGS).train().can_batch(images, targets)
+    assert BatchTransform((50, 60), 90, **SETTINGS).eval().can_batch(images, targets)
+    monkeypatch.setattr(batch_transform, "MAX_BATCHED_MASK_PIXELS", 100)
+    assert not transform.can_batch(images, targets)

@@ -6,8 +6,8 @@ import torch
 
 import saccade
 from saccade.layers.boxes import adjust
-from saccade.tasks.detection import MULTI_SCALE
-from saccade.tasks.sparse_detector import scatter_tokens
+from saccade.tasks.detection import MULTI_SCALE_SIDES
+from saccade.tasks.sparse_detector import init_detection_tokens
 from tests.heads.small import check_learning, target
 from tests.parity.kit import weights
 
@@ -89,7 +89,7 @@ def test_several_shorter_sides_are_drawn_in_training_and_the_last_is_kept_for_ev
     with torch.no_grad():
         model.eval()(pictures(SIZE))
     assert seen[-1] == (96, 96)
-    assert (MULTI_SCALE[0], MULTI_SCALE[-1]) == (480, 800)
+    assert (MULTI_SCALE_SIDES[0], MULTI_SCALE_SIDES[-1]) == (480, 800)
 
 
 def test_a_level_may_have_anchors_of_several_sizes():
@@ -111,12 +111,12 @@ def test_a_level_may_have_anchors_of_several_sizes():
     ("call", "error", "words"),
     [
         (dict(head="yolo"), ValueError, "head must be one of mask_rcnn, cascade_mask_rcnn, sparse"),
-        (dict(num_classes=0), ValueError, "at least one kind"),
+        (dict(num_classes=0), ValueError, "num_classes must be at least 1, got 0"),
         (dict(box_nms_tresh=0.5), TypeError, "Did you mean box_nms_thresh"),
         (dict(norm="layer"), ValueError, "norm must be one of"),
         (dict(anchor_sizes=(8, 16)), ValueError, "5 levels"),
-        (dict(anchor_sizes=((8, 16), 32, 64, 128, 256)), ValueError, "as many as the others"),
-        (dict(head="sparse"), ValueError, "use a sparseformer"),
+        (dict(anchor_sizes=((8, 16), 32, 64, 128, 256)), ValueError, "the same number of sizes per level"),
+        (dict(head="sparse"), ValueError, "expected a sparseformer_\\* backbone, got svit_nano"),
         (dict(backbone="svit_nan"), ValueError, "Did you mean"),
     ],
 )
@@ -144,7 +144,7 @@ def test_tokens_start_scattered_over_the_picture():
     """400 tokens, normal embeddings, centres uniform on [0, 1], half the picture wide and high (SF-67)."""
     torch.manual_seed(0)
     model = saccade.create_model("sparseformer_nano", num_classes=0, num_tokens=400)
-    scatter_tokens(model)
+    init_detection_tokens(model)
     regions = model.regions.detach()
     centre, side = (regions[:, :2] + regions[:, 2:]) / 2, regions[:, 2:] - regions[:, :2]
     torch.testing.assert_close(side, torch.full_like(side, 0.5))
@@ -160,7 +160,7 @@ def test_at_first_a_box_is_the_last_region_and_later_it_is_adjusted_once_more():
     model = sparse().eval()
     batch, _ = model.transform(pictures(SIZE))
     with torch.no_grad():
-        tokens, regions = model.look(batch)
+        tokens, regions = model.forward_tokens(batch)
         logits, boxes = model.head(tokens, regions)
         assert logits.shape == (1, 12, 4)
         torch.testing.assert_close(boxes, regions[:, :12])
@@ -194,7 +194,7 @@ def test_a_small_picture_is_seen_alike_alone_and_beside_a_larger_one():
         def boxes(images: list) -> torch.Tensor:
             """(P, 4) of the first picture, in units of it, in the tokens' order."""
             batch, _ = model.transform(images)
-            return model.head(*model.look(batch))[1][0]
+            return model.head(*model.forward_tokens(batch))[1][0]
 
         fresh = model.backbone.regions[: len(boxes([small]))]
         moved, apart = (boxes([small]) - fresh).abs().mean(), (boxes([small]) - boxes([small, large])).abs()
@@ -223,7 +223,7 @@ def test_nothing_surer_than_the_threshold_is_an_answer():
 
 
 def test_more_detecting_tokens_than_tokens_is_refused():
-    with pytest.raises(ValueError, match="lower detect_tokens"):
+    with pytest.raises(ValueError, match=r"detect_tokens \(12\) must not exceed num_tokens \(8\)"):
         sparse(num_tokens=8, detect_tokens=12)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from saccade.tasks.detection_drawing import colour_of, describe_detections, draw_detections
+from saccade.tasks.detection_drawing import describe_detections, draw_detections, object_colour
 
 PREDICTION = {
     "boxes": torch.tensor([[10.0, 10, 40, 30], [50, 40, 90, 70], [0, 0, 5, 5]]),
@@ -25,9 +25,9 @@ def test_boxes_and_masks_are_painted_where_they_are_and_nothing_else_changes():
         expected[y0 : y1 + 1, [x0, x1]] = True
     expected[12:20, 12:30] = True
     np.testing.assert_array_equal(changed, expected)
-    assert tuple(drawn[10, 10]) == colour_of(2)
-    assert tuple(drawn[40, 60]) == colour_of(1)
-    mixed = 100 + 0.45 * (np.array(colour_of(2)) - 100)
+    assert tuple(drawn[10, 10]) == object_colour(2)
+    assert tuple(drawn[40, 60]) == object_colour(1)
+    mixed = 100 + 0.45 * (np.array(object_colour(2)) - 100)
     np.testing.assert_allclose(drawn[15, 15], mixed, atol=1)
 
 
@@ -83,14 +83,14 @@ def test_a_name_at_the_right_edge_is_moved_into_the_picture():
 
 
 def test_no_name_is_written_over_a_surer_one():
-    from saccade.tasks.detection_drawing import _free_place
+    from saccade.tasks.detection_drawing import _place_text
 
     size, picture = (20, 10), (100, 100)
-    above = _free_place(size, (30, 40, 50, 60), picture, [])
+    above = _place_text(size, (30, 40, 50, 60), picture, [])
     assert above == (30, 30, 50, 40)
-    under = _free_place(size, (30, 40, 50, 60), picture, [above])
+    under = _place_text(size, (30, 40, 50, 60), picture, [above])
     assert under == (30, 60, 50, 70)
-    inside = _free_place(size, (30, 40, 50, 60), picture, [above, under])
+    inside = _place_text(size, (30, 40, 50, 60), picture, [above, under])
     assert inside == (30, 40, 50, 50)
-    assert _free_place(size, (30, 40, 50, 60), picture, [above, under, inside]) is None
-    assert _free_place(size, (95, 2, 99, 9), picture, []) == (79, 9, 99, 19)  # no room above, none to the right
+    assert _place_text(size, (30, 40, 50, 60), picture, [above, under, inside]) is None
+    assert _place_text(size, (95, 2, 99, 9), picture, []) == (79, 9, 99, 19)  # no room above, none to the right

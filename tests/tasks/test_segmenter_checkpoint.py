@@ -7,7 +7,7 @@ import torch
 
 import saccade
 from saccade.models.checkpoint import CheckpointError
-from saccade.tasks.segmentation import HEADS
+from saccade.tasks.segmentation import SEGMENTATION_HEADS
 from tests.parity import kit
 from tests.parity.fill import fill
 from tests.tasks.test_segmentation import SMALL, make
@@ -111,7 +111,7 @@ def test_an_auxiliary_head_the_model_has_not_is_ignored_and_named():
     assert all(key.startswith("head.auxiliary.") for key in report.ignored)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", SEGMENTATION_HEADS)
 def test_our_own_file_round_trip(tmp_path, head):
     name = "sparseformer_nano" if head == "sparse" else "svit_nano"
     model = make(name, head)

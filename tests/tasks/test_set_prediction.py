@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from saccade.tasks.set_prediction import DETR, SetWeights, join, match, set_losses
+from saccade.tasks.set_prediction import DETR, SetWeights, gather_targets, match_predictions, set_losses
 
 
 def random_set(answers: int, objects: list[int], classes: int = 3, seed: int = 0):
@@ -49,14 +49,14 @@ def pair_cost(logits, box, label, true) -> float:
 
 
 def losses_of(logits, boxes, labels, true) -> dict[str, torch.Tensor]:
-    return set_losses(logits, boxes, join(match(logits, boxes, labels, true), labels, true))
+    return set_losses(logits, boxes, gather_targets(match_predictions(logits, boxes, labels, true), labels, true))
 
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000), objects=st.integers(1, 4))
 def test_the_matching_is_the_cheapest_of_all(seed, objects):
     logits, boxes, (labels,), (true,) = random_set(4, [objects], seed=seed)
-    ((answers, chosen),) = match(logits, boxes, [labels], [true])
+    ((answers, chosen),) = match_predictions(logits, boxes, [labels], [true])
 
     def cost(order):
         pairs = enumerate(order)
@@ -73,7 +73,7 @@ def test_the_matching_is_the_cheapest_of_all(seed, objects):
 def test_the_losses_are_detrs():
     logits, boxes, labels, true = random_set(5, [2, 0, 3])
     found = losses_of(logits, boxes, labels, true)
-    pairs = match(logits, boxes, labels, true)
+    pairs = match_predictions(logits, boxes, labels, true)
     by_box = by_giou = by_class = weight = 0.0
     for i, (answers, objects) in enumerate(pairs):
         wanted = dict(zip(answers.tolist(), objects.tolist(), strict=True))
@@ -110,7 +110,7 @@ def test_no_object_anywhere_teaches_to_say_so():
 
 def test_more_objects_than_answers_leave_some_unmatched():
     logits, boxes, labels, true = random_set(3, [7])
-    ((answers, objects),) = match(logits, boxes, labels, true)
+    ((answers, objects),) = match_predictions(logits, boxes, labels, true)
     assert sorted(answers.tolist()) == [0, 1, 2]
     assert len(set(objects.tolist())) == 3
     losses = losses_of(logits, boxes, labels, true)
@@ -120,7 +120,7 @@ def test_more_objects_than_answers_leave_some_unmatched():
 def test_an_overflow_does_not_stop_the_run():
     logits, boxes, labels, true = random_set(4, [2])
     logits[0, 1] = float("nan")
-    ((answers, _),) = match(logits, boxes, labels, true)
+    ((answers, _),) = match_predictions(logits, boxes, labels, true)
     assert 1 not in answers.tolist()
 
 
