@@ -57,6 +57,8 @@ def identify_segmenter(state_dict: dict[str, Tensor]) -> Card:
         raise CheckpointError("expected a segmentation head under mmsegmentation's names (decode_head.*), got none.")
     classes = state_dict["decode_head.conv_seg.weight"].shape[0]
     for name in list_models():
+        if name.startswith("video_"):  # no feature maps to segment
+            continue
         for kwargs in _backbone_options(name):
             with torch.device("meta"):
                 model = create_segmenter(name, kind, classes, backbone_kwargs=kwargs)
