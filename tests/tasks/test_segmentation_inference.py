@@ -1,4 +1,4 @@
-"""Sliding windows, scales and mirrors, on planted heads whose answer is known."""
+"""Sliding window, multi-scale and flip, with functions whose output is known."""
 
 import pytest
 import torch
@@ -21,19 +21,19 @@ from saccade.tasks.segmentation_inference import (
 
 
 def local_head(radius):
-    """Translation-invariant: every pixel is answered from its own neighbourhood, nothing farther off."""
+    """A convolution: translation-invariant, with a receptive field of `radius`."""
     weight = torch.randn(5, 3, 2 * radius + 1, 2 * radius + 1, generator=torch.Generator().manual_seed(radius))
     return lambda images: F.conv2d(images, weight, padding=radius)
 
 
 @pytest.mark.parametrize(("height", "width"), [(150, 201), (96, 96), (97, 333), (40, 160), (64, 31)])
-def test_a_sliding_window_is_the_whole_image(height, width):
+def test_sliding_window_equals_the_whole_image(height, width):
     images, head = torch.randn(2, 3, height, width), local_head(4)
     torch.testing.assert_close(slide_window(head, images, 96, 64, margin=4), head(images), rtol=1e-4, atol=1e-4)
 
 
-def test_a_head_of_strides_meets_the_same_pixels_in_every_window():
-    """Windows start on the grid of the strides, so a strided network is translation-invariant to them as well."""
+def test_windows_start_on_the_grid_of_strides():
+    """So that a strided network sees the same cells in every window."""
 
     def strided(images):
         coarse = F.avg_pool2d(images, 32, ceil_mode=True).repeat_interleave(32, 2).repeat_interleave(32, 3)
@@ -43,8 +43,8 @@ def test_a_head_of_strides_meets_the_same_pixels_in_every_window():
     torch.testing.assert_close(slide_window(strided, images, 128, 64, margin=0), strided(images))
 
 
-def test_beyond_the_margin_seams_fade():
-    """A head that answers with the distance to its window's edge: the blend has no step where a window ends."""
+def test_windows_are_blended_without_steps():
+    """Logits that depend on the position in the window: the blend has no step where a window ends."""
 
     def position(images):
         height, width = images.shape[2:]
@@ -68,7 +68,7 @@ def test_windows_cover_every_pixel(length, window, share):
     assert weight.min() > 0
 
 
-def test_where_two_windows_overlap_their_shares_sum_to_one():
+def test_weights_of_two_windows_sum_to_one():
     left, right = (
         window_weights(0, 96, 160, 32, 4, torch.device("cpu")),
         window_weights(64, 160, 160, 32, 4, torch.device("cpu")),
@@ -77,8 +77,8 @@ def test_where_two_windows_overlap_their_shares_sum_to_one():
     assert left[-4:].max() == 0
 
 
-def test_scales_and_mirrors_are_undone():
-    """A head that calls bright pixels class 1: every view must agree on where they are."""
+def test_views_are_mapped_back_to_the_image():
+    """Class 1 is bright: every view must agree where."""
     images = torch.zeros(1, 3, 64, 96)
     images[:, :, 16:40, 8:40] = 1
 
@@ -86,46 +86,46 @@ def test_scales_and_mirrors_are_undone():
         level = 20 * (view.mean(1, keepdim=True) - 0.5)
         return torch.cat([-level, level], 1)
 
-    for how in (
+    for options in (
         WHOLE_IMAGE,
         MULTI_SCALE_FLIP,
         InferenceOptions(flip=True),
         InferenceOptions(window=48, scales=(0.75, 1.5), flip=True),
     ):
-        shares = predict_probabilities(bright, images, how)
-        torch.testing.assert_close(shares.sum(1), torch.ones(1, 64, 96))
-        answer = shares.argmax(1)[0]
-        assert answer[18:38, 10:38].all()
-        assert not answer[:14].any()
-        assert not answer[:, 42:].any()
+        probabilities = predict_probabilities(bright, images, options)
+        torch.testing.assert_close(probabilities.sum(1), torch.ones(1, 64, 96))
+        labels = probabilities.argmax(1)[0]
+        assert labels[18:38, 10:38].all()
+        assert not labels[:14].any()
+        assert not labels[:, 42:].any()
 
 
-def test_the_mean_is_taken_of_probabilities():
-    seen = []
+@pytest.mark.shows("SVIT-53")
+def test_probabilities_are_averaged_over_views():
+    views = []
 
     def once(view):
-        seen.append(view)
-        return torch.stack([torch.zeros(1, 32, 32), torch.full((1, 32, 32), float(len(seen)))], 1)
+        views.append(view)
+        return torch.stack([torch.zeros(1, 32, 32), torch.full((1, 32, 32), float(len(views)))], 1)
 
-    shares = predict_probabilities(once, torch.randn(1, 3, 32, 32), InferenceOptions(flip=True))
-    assert shares[0, 1, 0, 0].item() == pytest.approx((torch.tensor([1.0, 2.0]).sigmoid().mean()).item())
-    torch.testing.assert_close(seen[1], seen[0].flip(3))
+    probabilities = predict_probabilities(once, torch.randn(1, 3, 32, 32), InferenceOptions(flip=True))
+    assert probabilities[0, 1, 0, 0].item() == pytest.approx((torch.tensor([1.0, 2.0]).sigmoid().mean()).item())
+    torch.testing.assert_close(views[1], views[0].flip(3))
 
 
-def test_a_large_photo_is_labelled_band_by_band():
-    """Rows are handed out as soon as no later window changes them; together they are the whole."""
+def test_bands_concatenate_to_the_whole_image():
+    """Rows are returned as soon as no later window changes them."""
     images, head = torch.randn(1, 3, 300, 110), local_head(2)
-    found = list(window_bands(head, images, 96, 32))  # every row is seen by three windows
-    assert sum(band.shape[2] for band in found) == 300
-    assert max(band.shape[2] for band in found) <= 96
-    torch.testing.assert_close(torch.cat(found, 2), head(images), rtol=1e-4, atol=1e-4)
+    bands = list(window_bands(head, images, 96, 32))  # three windows per row
+    assert sum(band.shape[2] for band in bands) == 300
+    assert max(band.shape[2] for band in bands) <= 96
+    torch.testing.assert_close(torch.cat(bands, 2), head(images), rtol=1e-4, atol=1e-4)
     expected = head(images).argmax(1)
-    for how in (InferenceOptions(window=96), WHOLE_IMAGE):
-        assert (predict_labels(head, images, how) == expected).float().mean() > 0.999
+    for options in (InferenceOptions(window=96), WHOLE_IMAGE):
+        assert (predict_labels(head, images, options) == expected).float().mean() > 0.999
 
 
-def test_left_and_right_are_exchanged_in_the_mirrored_view():
-    """A head that calls the left half class 0 and the right half class 1, wherever they lie in the world."""
+def test_mirrored_classes_are_swapped_back():
 
     def sides(view):
         bright = view.mean(1, keepdim=True)
@@ -133,13 +133,11 @@ def test_left_and_right_are_exchanged_in_the_mirrored_view():
 
     images = torch.zeros(1, 3, 32, 64)
     assert predict_probabilities(sides, images, InferenceOptions(flip=True))[:, 0].min() > 0.99
-    swapped = predict_probabilities(
-        sides, images, InferenceOptions(flip=True), mirrored=[1, 0]
-    )  # its mirror image says the other one
+    swapped = predict_probabilities(sides, images, InferenceOptions(flip=True), mirrored=[1, 0])
     torch.testing.assert_close(swapped, torch.full_like(swapped, 0.5), atol=1e-3, rtol=0)
 
 
-def test_wrong_windows_are_named():
+def test_wrong_options_are_named():
     images = torch.zeros(1, 3, 64, 64)
     with pytest.raises(ValueError, match="at least 32 px"):
         slide_window(local_head(1), images, 16)
@@ -149,12 +147,30 @@ def test_wrong_windows_are_named():
         predict_probabilities(local_head(1), images, InferenceOptions(scales=()))
 
 
-def test_a_segmenter_slides_over_a_photo_of_any_size():
+def test_segmenter_accepts_any_image_size():
     model = saccade.create_segmenter("svit_nano", "fpn", 4, head_kwargs={"dim": 32, "branch_dim": 16}).eval()
     with torch.no_grad():
         images = torch.randn(1, 3, 70, 203)
-        shares = predict_probabilities(model, images, InferenceOptions(window=64))
+        probabilities = predict_probabilities(model, images, InferenceOptions(window=64))
         alone = predict_probabilities(model, images[:, :, :64, :64])
-        fits = predict_probabilities(model, images[:, :, :64, :64], InferenceOptions(window=64))
-    assert shares.shape == (1, 4, 70, 203)
-    torch.testing.assert_close(alone, fits)
+        one_window = predict_probabilities(model, images[:, :, :64, :64], InferenceOptions(window=64))
+    assert probabilities.shape == (1, 4, 70, 203)
+    torch.testing.assert_close(alone, one_window)
+
+
+@pytest.mark.shows("SVIT-53")
+def test_multi_scale_options_are_swins():
+    assert MULTI_SCALE_FLIP == (0, 0, (0.5, 0.75, 1.0, 1.25, 1.5, 1.75), True)
+
+
+def test_default_stride_is_two_thirds_of_the_window_on_the_grid():
+    widths = []
+
+    def spy(crops):
+        widths.append(tuple(crops.shape[2:]))
+        return crops[:, :2]
+
+    slide_window(spy, torch.zeros(1, 3, 96, 224), 96, batch=1)
+    assert widths == [(96, 96)] * 3  # starts at 0, 64, 128
+    assert window_spans(224, 96, 64) == [(0, 96), (64, 160), (128, 224)]
+    assert window_spans(230, 96, 64) == [(0, 96), (64, 160), (128, 224), (160, 230)]
