@@ -43,18 +43,18 @@ def main() -> None:
     truth = json.loads((MINI / "annotations/instances_test.json").read_text())
     names = {image["id"]: Path(image["file_name"]).stem for image in truth["images"]}
     labelled = Counter(names[each["image_id"]] for each in truth["annotations"])
-    told = json.loads((args.predictions / "predictions.json").read_text())["predictions"]
-    found = {Path(each["image"]).stem: len(each["objects"]) for each in told}
-    above = [
+    entries = json.loads((args.predictions / "predictions.json").read_text())["predictions"]
+    predicted = {Path(each["image"]).stem: len(each["objects"]) for each in entries}
+    images = [
         Panel(read_image(MINI / f"test/{name}.jpg", "stretched" in kind), kind, f"{labelled[name]} nuclei in the truth")
         for name, kind in CHOSEN.items()
     ]
-    below = [
-        Panel(read_image(args.predictions / f"{name}_objects.png", False), "found", f"{found[name]} nuclei")
+    predictions = [
+        Panel(read_image(args.predictions / f"{name}_objects.png", False), "predicted", f"{predicted[name]} nuclei")
         for name in CHOSEN
     ]
-    caption = f"{args.model}; held-out pictures of BBBC038v1 (Caicedo et al., Nature Methods, 2019), CC0."
-    sheet = Figure("nuclei", "Nuclei, one by one", caption, above + below, 3).image(300)
+    caption = f"{args.model}; held-out images of BBBC038v1 (Caicedo et al., Nature Methods, 2019), CC0."
+    sheet = Figure("nuclei", "Detected nuclei", caption, images + predictions, 3).image(300)
     target = DOCS / "pictures/nuclei.png"
     sheet.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=1).save(target, optimize=True)
     print(f"wrote {target}, {target.stat().st_size // 1024} KB")

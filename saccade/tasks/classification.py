@@ -32,7 +32,7 @@ def build_classifier(
 
 
 def count_checkpoint_classes(state_dict: dict[str, Tensor], model: nn.Module) -> int | None:
-    """Number of classes of a checkpoint's classifier, None if it has none under a known name."""
+    """Number of classes of a checkpoint's classifier, None without a classifier under one of timm's usual names."""
     names = (model.pretrained_cfg["classifier"], "head.fc", "head", "fc", "classifier")  # type: ignore[index] # timm's
     weights = [state_dict[f"{name}.weight"] for name in names if f"{name}.weight" in state_dict]
     return weights[0].shape[0] if weights else None

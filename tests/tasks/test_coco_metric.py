@@ -22,20 +22,20 @@ STATS = {"ap": 0, "ap50": 1, "ap75": 2, "ap_small": 3, "ap_medium": 4, "ap_large
 def noisy_predictions(source: ObjectSource, spoil: float, seed: int = 0) -> list[dict[str, torch.Tensor]]:
     """The ground truth with random scores: shifted, partly missing and mislabelled in proportion to `spoil`."""
     rng = np.random.default_rng(seed)
-    found = []
+    predictions = []
     for i in range(len(source)):
         size = source.read(i).size
         objects = source.objects(i, size)
-        kept = rng.random(len(objects.labels)) > spoil / 2
-        boxes = objects.boxes[kept] + rng.normal(0, 4 * spoil, (kept.sum(), 4)).astype(np.float32)
+        detected = rng.random(len(objects.labels)) > spoil / 2
+        boxes = objects.boxes[detected] + rng.normal(0, 4 * spoil, (detected.sum(), 4)).astype(np.float32)
         boxes[:, 2:] = np.maximum(boxes[:, 2:], boxes[:, :2] + 1)
-        shifts = rng.integers(-3, 4, kept.sum()) * (spoil > 0)
+        shifts = rng.integers(-3, 4, detected.sum()) * (spoil > 0)
         assert objects.masks is not None
-        masks = [np.roll(mask, shift, 1) for mask, shift in zip(objects.masks[kept], shifts, strict=True)]
-        labels = objects.labels[kept].copy()
+        masks = [np.roll(mask, shift, 1) for mask, shift in zip(objects.masks[detected], shifts, strict=True)]
+        labels = objects.labels[detected].copy()
         wrong = rng.random(len(labels)) < spoil / 4
         labels[wrong] = rng.integers(1, len(source.classes) + 1, wrong.sum())
-        found.append(
+        predictions.append(
             {
                 "boxes": torch.from_numpy(boxes),
                 "labels": torch.from_numpy(labels),
@@ -43,7 +43,7 @@ def noisy_predictions(source: ObjectSource, spoil: float, seed: int = 0) -> list
                 "masks": torch.from_numpy(np.array(masks).reshape(-1, 1, size[1], size[0])).float(),
             }
         )
-    return found
+    return predictions
 
 
 def evaluate(source: ObjectSource, predictions, **options) -> CocoMetric:
@@ -125,8 +125,8 @@ def no_detections(size: tuple[int, int]) -> dict[str, torch.Tensor]:
 def test_no_detections_have_ap_0(tmp_path):
     source = SceneObjects(3, 64)
     metric = evaluate(source, [no_detections((64, 64))] * 3)
-    found = metric.compute()
-    assert found["box_ap"] == found["box_ap50"] == found["mask_ap"] == found["mask_ar"] == 0.0
+    metrics = metric.compute()
+    assert metrics["box_ap"] == metrics["box_ap50"] == metrics["mask_ap"] == metrics["mask_ar"] == 0.0
     assert json.loads(metric.write(tmp_path)[1].read_text()) == []
     metric.reset()
     assert metric.compute() == {}  # no images evaluated
