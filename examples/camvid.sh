@@ -3,7 +3,7 @@
 #
 #   examples/camvid.sh camvid/ runs
 #
-# Then: python docs/make_results.py --add runs/*_camvid, and the pictures are in each run's report.html.
+# Then: python tools/make_results.py --add runs/*_camvid, and the pictures are in each run's report.html.
 set -u
 data=$1 out=$2
 names="paca_tiny_paca svit_small_upernet resnet50_fpn resnet50_vt_fpn sparseformer_tiny_sparse"

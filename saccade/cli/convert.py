@@ -54,7 +54,7 @@ def convert_segmenter(args: argparse.Namespace, state_dict: dict[str, Any]) -> i
         raise ValueError(f"this file holds {card.name} with the {card.head} head, not {args.model}.")
     model = create_segmenter(card.name, card.head, card.num_classes, backbone_kwargs=card.kwargs)
     report = load_checkpoint(model, state_dict)
-    card = card._replace(preprocess=preprocess_of(model.trunk))
+    card = card._replace(preprocess=preprocess_of(model.backbone_model))
     save_model(model, args.target, card, converted_from=Path(args.source).name)
     name = f"{card.name}+{card.head}"
     if args.json:

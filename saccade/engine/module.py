@@ -19,7 +19,7 @@ from saccade.engine.recipe import Recipe
 from saccade.engine.schedule import make_optimizer, make_schedule
 from saccade.inference.compile import compile_options
 from saccade.models.card import Card, Preprocess
-from saccade.tasks.classification import freeze_norms
+from saccade.tasks.classification import freeze_batch_norms
 
 AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by trainer.precision
 
@@ -170,7 +170,7 @@ class TrainingModule(LightningModule):
 
     def on_train_epoch_start(self) -> None:
         if self.recipe.regularize.freeze_norm:
-            freeze_norms(self.model)
+            freeze_batch_norms(self.model)
 
     def training_step(self, batch: AnyBatch) -> Tensor:
         if self.micro_batch == 0:

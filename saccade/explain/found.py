@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from saccade.explain.figure import Figure, Panel
 from saccade.explain.images import View
 from saccade.explain.observe import evaluating
-from saccade.tasks.detections import describe_detections, draw_detections
+from saccade.tasks.detection_drawing import describe_detections, draw_detections
 
 SURE = 0.5  # score from which on a detection is drawn
 

@@ -63,7 +63,7 @@ def load_subject(
     detector = model if isinstance(model, DETECTORS) else None
     if device is not None:
         model = model.to(device)
-    model = model if detector is None else detector.trunk
+    model = model if detector is None else detector.backbone_model
     reporters(model)  # its error says what can be explained
     expects = card.preprocess if card else preprocess_of(model)
     mean, std, channels = expects.mean, expects.std, getattr(model, "in_chans", 3)

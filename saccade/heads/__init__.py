@@ -1,1 +1,1 @@
-"""Features or tokens -> raw outputs. A head knows channels and strides, never which backbone feeds it."""
+"""Heads: features or tokens -> raw outputs. A head knows channels and strides, not the backbone."""

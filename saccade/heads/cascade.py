@@ -1,10 +1,12 @@
-"""Cascade Mask R-CNN, arXiv 1712.00726: three box heads in a row, each on the boxes of the one before.
+"""Cascade Mask R-CNN (arXiv 1712.00726): three box heads, each on the boxes refined by the previous one.
 
-Every stage is a whole `RoIHeads` of torchvision with its own overlap threshold and box weights; what is new here is
-the order of things. As in mmdetection's configuration that SViT's experiments use, every stage has a mask head.
+Every stage is torchvision's `RoIHeads` with its own IoU threshold and box weights. Every stage has a mask head, as in
+the mmdetection configuration of SViT Sec. 4.2.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +15,21 @@ from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import clip_boxes_to_image, generalized_box_iou_loss
 
-from saccade.heads.mask_rcnn import RegionDetector, region_stage
-from saccade.heads.pyramid import Norm, Pyramid
-from saccade.heads.targets import Target
+from saccade.heads.mask_rcnn import RegionDetector, predict_boxes, predict_mask_logits, region_stage
+from saccade.heads.pyramid import NormLayer, Pyramid
+from saccade.heads.targets import DetectionTarget
 
-IOUS = (0.5, 0.6, 0.7)  # overlap from which on a region counts as an object
+IOU_THRESHOLDS = (0.5, 0.6, 0.7)  # minimum overlap of a positive proposal, per stage
 BOX_WEIGHTS = ((10.0, 10.0, 5.0, 5.0), (20.0, 20.0, 10.0, 10.0), (30.0, 30.0, 15.0, 15.0))
 LOSS_WEIGHTS = (1.0, 0.5, 0.25)
 GIOU_WEIGHT = 10.0
 
+Features = dict[str, Tensor]
+ImageShapes = list[tuple[int, int]]
+
 
 class CascadeHeads(nn.Module):
-    """Stages of `RoIHeads`: boxes are refined from stage to stage, scores and masks averaged over them."""
+    """`RoIHeads` in sequence: boxes are refined from stage to stage, scores and masks averaged over the stages."""
 
     def __init__(self, stages: Sequence[RoIHeads], loss_weights: Sequence[float], box_loss: str = "giou"):
         super().__init__()
@@ -33,134 +38,132 @@ class CascadeHeads(nn.Module):
         self.box_loss = box_loss
 
     def has_mask(self) -> bool:
-        return self.stages[0].has_mask()
+        return self._typed_stages()[0].has_mask()
 
     def forward(
         self,
-        features: dict[str, Tensor],
+        features: Features,
         proposals: list[Tensor],
-        image_shapes: list[tuple[int, int]],
-        targets: list[Target] | None = None,
+        image_shapes: ImageShapes,
+        targets: list[DetectionTarget] | None = None,
     ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        """The call of torchvision's `RoIHeads`: (detections, {}) in evaluation, ([], losses) in training."""
+        """Interface of torchvision's `RoIHeads`: (detections, {}) in evaluation, ([], losses) in training."""
         if self.training:
-            assert targets is not None  # checked by the detector
+            assert targets is not None  # checked by RegionDetector
             return [], self.losses(features, proposals, image_shapes, targets)
         return self.detect(features, proposals, image_shapes), {}
 
     def losses(
-        self,
-        features: dict[str, Tensor],
-        proposals: list[Tensor],
-        image_shapes: list[tuple[int, int]],
-        targets: list[Target],
+        self, features: Features, proposals: list[Tensor], image_shapes: ImageShapes, targets: list[DetectionTarget]
     ) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for i, (stage, weight) in enumerate(zip(self.stages, self.loss_weights, strict=True)):
-            proposals, matched, labels, shifts = stage.select_training_samples(proposals, targets)
-            scores, moves = predict_boxes(stage, features, proposals, image_shapes)
-            by_class, by_box = fastrcnn_loss(scores, moves, labels, shifts)
+        losses: dict[str, Tensor] = {}
+        stages = self._typed_stages()
+        for i, (stage, weight) in enumerate(zip(stages, self.loss_weights, strict=True)):
+            proposals, matched, labels, target_deltas = stage.select_training_samples(proposals, targets)
+            scores, deltas = predict_boxes(stage, features, proposals, image_shapes)
+            class_loss, box_loss = fastrcnn_loss(scores, deltas, labels, target_deltas)
             if self.box_loss == "giou":
-                by_box = giou_loss(stage, moves, proposals, labels, shifts)
-            found[f"loss_classifier_{i}"] = weight * by_class
-            found[f"loss_box_reg_{i}"] = weight * by_box
+                box_loss = giou_box_loss(stage, deltas, proposals, labels, target_deltas)
+            losses[f"loss_classifier_{i}"] = weight * class_loss
+            losses[f"loss_box_reg_{i}"] = weight * box_loss
             if stage.has_mask():
-                found[f"loss_mask_{i}"] = weight * mask_loss(
-                    stage, features, proposals, image_shapes, matched, labels, targets
-                )
-            if i + 1 < len(self.stages):
-                proposals = refine(stage, scores.detach(), moves.detach(), proposals, image_shapes, labels)
-                # A true box that took part as a proposal does so again by itself; moved, it would be an easy lie.
-                true = [(kind > 0) & (shift == 0).all(1) for kind, shift in zip(labels, shifts, strict=True)]
-                proposals = [boxes[~given] for boxes, given in zip(proposals, true, strict=True)]
-        return found
+                mask_loss = stage_mask_loss(stage, features, proposals, image_shapes, matched, labels, targets)
+                losses[f"loss_mask_{i}"] = weight * mask_loss
+            if i + 1 < len(stages):
+                refined = refine_proposals(stage, scores.detach(), deltas.detach(), proposals, image_shapes, labels)
+                # select_training_samples adds the ground-truth boxes to the proposals of every stage: drop those of
+                # this stage, whose target deltas are exactly zero, or the next one gets them twice.
+                is_truth = [(kind > 0) & (d == 0).all(1) for kind, d in zip(labels, target_deltas, strict=True)]
+                proposals = [boxes[~truth] for boxes, truth in zip(refined, is_truth, strict=True)]
+        return losses
 
-    def detect(
-        self, features: dict[str, Tensor], proposals: list[Tensor], image_shapes: list[tuple[int, int]]
-    ) -> list[dict[str, Tensor]]:
-        probabilities = []
-        for i, stage in enumerate(self.stages):
-            scores, moves = predict_boxes(stage, features, proposals, image_shapes)
+    def detect(self, features: Features, proposals: list[Tensor], image_shapes: ImageShapes) -> list[dict[str, Tensor]]:
+        stages = self._typed_stages()
+        scores, deltas = predict_boxes(stages[0], features, proposals, image_shapes)
+        probabilities = [scores.softmax(-1)]
+        for previous, stage in pairwise(stages):
+            proposals = refine_proposals(previous, scores, deltas, proposals, image_shapes)
+            scores, deltas = predict_boxes(stage, features, proposals, image_shapes)
             probabilities.append(scores.softmax(-1))
-            if i + 1 < len(self.stages):
-                proposals = refine(stage, scores, moves, proposals, image_shapes)
-        mean = torch.stack(probabilities).mean(0)
-        # torchvision takes the softmax of what it gets, and that of a logarithm of probabilities gives them back.
-        kept = stage.postprocess_detections(mean.clamp(min=1e-30).log(), moves, proposals, image_shapes)
-        detections: list[dict[str, Tensor]] = [
-            {"boxes": boxes, "labels": labels, "scores": scores} for boxes, scores, labels in zip(*kept, strict=True)
+        # torchvision applies a softmax to its input: of log-probabilities, it returns the probabilities.
+        mean_logits = torch.stack(probabilities).mean(0).clamp(min=1e-30).log()
+        boxes, scores_per_image, labels = stages[-1].postprocess_detections(
+            mean_logits, deltas, proposals, image_shapes
+        )
+        detections = [
+            {"boxes": b, "labels": k, "scores": s} for b, k, s in zip(boxes, labels, scores_per_image, strict=True)
         ]
         if self.has_mask():
-            labels = [found["labels"] for found in detections]
-            boxes = [found["boxes"] for found in detections]
-            per_stage = [
-                maskrcnn_inference(mask_scores(stage, features, boxes, image_shapes), labels) for stage in self.stages
-            ]
-            for found, *masks in zip(detections, *per_stage, strict=True):
-                found["masks"] = torch.stack(masks).mean(0)
+            logits = [pooled_mask_logits(stage, features, boxes, image_shapes) for stage in stages]
+            masks_per_stage = [maskrcnn_inference(stage_logits, labels) for stage_logits in logits]
+            for detection, *masks in zip(detections, *masks_per_stage, strict=True):
+                detection["masks"] = torch.stack(masks).mean(0)
         return detections
 
-
-def predict_boxes(
-    stage: RoIHeads, features: dict[str, Tensor], proposals: list[Tensor], image_shapes: list[tuple[int, int]]
-) -> tuple[Tensor, Tensor]:
-    """Scores (n, K + 1) and shifts (n, 4 (K + 1)) of all proposals of all images."""
-    return stage.box_predictor(stage.box_head(stage.box_roi_pool(features, proposals, image_shapes)))
+    def _typed_stages(self) -> list[RoIHeads]:
+        return cast("list[RoIHeads]", list(self.stages))  # ModuleList does not type its elements
 
 
-def mask_scores(
-    stage: RoIHeads, features: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]
-) -> Tensor:
-    """(n, K + 1, 28, 28) of all boxes of all images."""
-    pooled = stage.mask_roi_pool(features, boxes, image_shapes)  # type: ignore[misc]
-    return stage.mask_predictor(stage.mask_head(pooled))  # type: ignore[misc]
+def pooled_mask_logits(stage: RoIHeads, features: Features, boxes: list[Tensor], image_shapes: ImageShapes) -> Tensor:
+    """Mask logits (n, K + 1, 28, 28) of all boxes of all images."""
+    assert stage.mask_roi_pool is not None  # callers check has_mask()
+    return predict_mask_logits(stage, stage.mask_roi_pool(features, boxes, image_shapes))
 
 
-def refine(
+def refine_proposals(
     stage: RoIHeads,
     scores: Tensor,
-    moves: Tensor,
+    deltas: Tensor,
     proposals: list[Tensor],
-    image_shapes: list[tuple[int, int]],
+    image_shapes: ImageShapes,
     labels: list[Tensor] | None = None,
 ) -> list[Tensor]:
-    """Proposals moved by the shifts of their own class: the true one where it is known, else the best object class."""
-    chosen = scores[:, 1:].argmax(1) + 1
+    """Apply the box deltas of one class to every proposal and clip to the image.
+
+    The class is the label of a positive proposal, where labels are given, else the object class of the highest score.
+    """
+    classes = scores[:, 1:].argmax(1) + 1
     if labels is not None:
-        known = torch.cat(labels)
-        chosen = torch.where(known > 0, known, chosen)
-    boxes = stage.box_coder.decode(moves, proposals).flatten(1).unflatten(1, (-1, 4))  # (n, K + 1, 4)
-    boxes = boxes[torch.arange(len(chosen), device=chosen.device), chosen]
-    split = boxes.split([len(old) for old in proposals])
-    return [clip_boxes_to_image(new, shape) for new, shape in zip(split, image_shapes, strict=True)]
+        true_classes = torch.cat(labels)
+        classes = torch.where(true_classes > 0, true_classes, classes)
+    boxes = stage.box_coder.decode(deltas, proposals).flatten(1).unflatten(1, (-1, 4))  # (n, K + 1, 4)
+    boxes = boxes[torch.arange(len(classes), device=classes.device), classes]
+    per_image = boxes.split([len(old) for old in proposals])
+    return [clip_boxes_to_image(new, shape) for new, shape in zip(per_image, image_shapes, strict=True)]
 
 
-def giou_loss(
-    stage: RoIHeads, moves: Tensor, proposals: list[Tensor], labels: list[Tensor], shifts: list[Tensor]
-) -> Tensor:
-    """1 - GIoU (arXiv 1902.09630) between moved and true boxes, over all samples, as mmdetection weighs it."""
-    kind, given, places = torch.cat(labels), torch.cat(list(shifts)), torch.cat(proposals)
-    objects = torch.where(kind > 0)[0]
-    moved = moves.unflatten(1, (-1, 4))[objects, kind[objects]]
-    boxes = stage.box_coder.decode_single(moved, places[objects])
-    true = stage.box_coder.decode_single(given[objects], places[objects])
-    return GIOU_WEIGHT * generalized_box_iou_loss(boxes, true, reduction="sum") / max(len(kind), 1)
-
-
-def mask_loss(
+def giou_box_loss(
     stage: RoIHeads,
-    features: dict[str, Tensor],
+    deltas: Tensor,
     proposals: list[Tensor],
-    image_shapes: list[tuple[int, int]],
+    labels: list[Tensor],
+    target_deltas: Sequence[Tensor],
+) -> Tensor:
+    """1 - GIoU (arXiv 1902.09630) of positive proposals, divided by the number of samples, times 10 (mmdetection)."""
+    classes, targets, anchors = torch.cat(labels), torch.cat(list(target_deltas)), torch.cat(proposals)
+    positive = torch.where(classes > 0)[0]
+    class_deltas = deltas.unflatten(1, (-1, 4))[positive, classes[positive]]
+    boxes = stage.box_coder.decode_single(class_deltas, anchors[positive])
+    true_boxes = stage.box_coder.decode_single(targets[positive], anchors[positive])
+    return GIOU_WEIGHT * generalized_box_iou_loss(boxes, true_boxes, reduction="sum") / max(len(classes), 1)
+
+
+def stage_mask_loss(
+    stage: RoIHeads,
+    features: Features,
+    proposals: list[Tensor],
+    image_shapes: ImageShapes,
     matched: list[Tensor],
     labels: list[Tensor],
-    targets: list[Target],
+    targets: list[DetectionTarget],
 ) -> Tensor:
-    objects = [torch.where(kind > 0)[0] for kind in labels]
-    boxes = [boxes[chosen] for boxes, chosen in zip(proposals, objects, strict=True)]
-    indices = [index[chosen] for index, chosen in zip(matched, objects, strict=True)]
-    masks, kinds = [target["masks"] for target in targets], [target["labels"] for target in targets]
-    return maskrcnn_loss(mask_scores(stage, features, boxes, image_shapes), boxes, masks, kinds, indices)
+    """Mask R-CNN's mask loss on the positive proposals of one stage."""
+    positive = [torch.where(kind > 0)[0] for kind in labels]
+    boxes = [boxes[index] for boxes, index in zip(proposals, positive, strict=True)]
+    matches = [match[index] for match, index in zip(matched, positive, strict=True)]
+    true_masks, true_labels = [target["masks"] for target in targets], [target["labels"] for target in targets]
+    logits = pooled_mask_logits(stage, features, boxes, image_shapes)
+    return maskrcnn_loss(logits, boxes, true_masks, true_labels, matches)
 
 
 def cascade_mask_rcnn(
@@ -170,12 +173,12 @@ def cascade_mask_rcnn(
     rpn: RegionProposalNetwork,
     masks: bool = True,
     box_head: str = "conv",
-    norm: Norm | None = None,
+    norm: NormLayer | None = None,
     box_loss: str = "giou",
     loss_weights: Sequence[float] = LOSS_WEIGHTS,
-    **settings,
+    **settings: Any,
 ) -> RegionDetector:
-    """Three stages on a pyramid. Convolutional box heads always have a norm, as in the experiments with Swin."""
+    """Three stages on a feature pyramid. Convolutional box heads always have a norm, as in Swin's experiments."""
     stages = [
         region_stage(
             backbone.out_channels,
@@ -186,6 +189,6 @@ def cascade_mask_rcnn(
             norm,
             **({"box_iou": iou, "box_reg_weights": weights} | settings),
         )
-        for iou, weights in zip(IOUS, BOX_WEIGHTS, strict=True)
+        for iou, weights in zip(IOU_THRESHOLDS, BOX_WEIGHTS, strict=True)
     ]
     return RegionDetector(backbone, rpn, CascadeHeads(stages, loss_weights, box_loss), transform, num_classes)

@@ -1,10 +1,11 @@
-"""Semantic FPN (Panoptic FPN's semantic branch, arXiv 1901.02446): the baseline that VT-FPN replaces (VT-62, VT-63).
+"""Semantic FPN: the semantic branch of Panoptic FPN (arXiv 1901.02446), the baseline of VT Sec. 5.3, Tables 9-10.
 
-Two halves: a neck brings every level of the pyramid to one width and lets the levels talk, and a branch sums them up
-at the finest. `vt_fpn` changes the neck alone.
+A neck maps every level of the pyramid to one width and mixes the levels; a branch sums them at the finest level.
+`vt_fpn` replaces the neck only (VT Fig. 4).
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork
@@ -14,19 +15,19 @@ from saccade.layers.conv import ConvNormRelu, resize_like
 
 
 class FPN(nn.Module):
-    """torchvision's: 1x1 convolutions to one width, coarse added to fine, 3x3 convolutions behind."""
+    """torchvision's feature pyramid: 1x1 lateral convolutions, top-down addition, 3x3 output convolutions."""
 
     def __init__(self, channels: Sequence[int], dim: int = 256):
         super().__init__()
         self.fpn = FeaturePyramidNetwork(list(channels), dim)
 
     def forward(self, pyramid: list[Tensor]) -> list[Tensor]:
-        """maps (B, C_i, H_i, W_i), fine to coarse -> maps (B, dim, H_i, W_i)."""
+        """features (B, C_i, H_i, W_i), fine to coarse -> features (B, dim, H_i, W_i)."""
         return list(self.fpn({str(level): features for level, features in enumerate(pyramid)}).values())
 
 
 class SemanticBranch(nn.Module):
-    """Every level walks up to the finest, a 3x3 convolution before each step, and all are added there."""
+    """Upsample every level to the finest in steps of one level, a 3x3 convolution before each step, and sum."""
 
     def __init__(self, levels: int, in_dim: int = 256, dim: int = 128, groups: int = 0):
         super().__init__()
@@ -36,24 +37,24 @@ class SemanticBranch(nn.Module):
         )
 
     def forward(self, pyramid: list[Tensor]) -> Tensor:
-        """maps (B, C, H_i, W_i), fine to coarse -> features (B, dim, H_0, W_0)."""
-        total = self.levels[0][0](pyramid[0])
-        for level, blocks in enumerate(self.levels):
-            if level:
-                features = pyramid[level]
-                for step, block in enumerate(blocks):
-                    features = resize_like(block(features), pyramid[level - 1 - step])
-                total = total + features
+        """features (B, C, H_i, W_i), fine to coarse -> features (B, dim, H_0, W_0)."""
+        levels = [cast(nn.ModuleList, blocks) for blocks in self.levels]  # ModuleList does not type its elements
+        total = levels[0][0](pyramid[0])
+        for level, blocks in enumerate(levels[1:], start=1):
+            features = pyramid[level]
+            for step, block in enumerate(blocks):
+                features = resize_like(block(features), pyramid[level - 1 - step])
+            total = total + features
         return total
 
 
 class FPNHead(nn.Module):
-    """A neck, the semantic branch, and a classifier a pixel.
+    """A neck, the semantic branch and a pixel classifier.
 
     Args:
-        neck: pyramid -> pyramid of `dim` channels; `FPN` unless another is given.
-        dim, branch_dim: channels of the neck's maps and of the branch.
-        groups: GroupNorm of so many groups in the branch, as in Panoptic FPN; 0 is BatchNorm, as VT trained it.
+        neck: pyramid -> pyramid of `dim` channels; `FPN` by default.
+        dim, branch_dim: channels of the neck's output and of the branch.
+        groups: GroupNorm with this many groups in the branch, as in Panoptic FPN; 0 for BatchNorm, as in VT.
     """
 
     def __init__(
@@ -72,5 +73,5 @@ class FPNHead(nn.Module):
         self.classifier = PixelClassifier(branch_dim, num_classes, dropout)
 
     def forward(self, pyramid: list[Tensor]) -> tuple[Tensor, None]:
-        """maps (B, C_i, H_i, W_i), fine to coarse -> logits (B, K, H_0, W_0), and no second opinion."""
+        """features (B, C_i, H_i, W_i), fine to coarse -> logits (B, K, H_0, W_0); no auxiliary logits."""
         return self.classifier(self.branch(self.neck(pyramid))), None

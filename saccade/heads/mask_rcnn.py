@@ -1,14 +1,13 @@
-"""Mask R-CNN, arXiv 1703.06870: torchvision's parts, put together as the papers' experiments have them.
+"""Mask R-CNN (arXiv 1703.06870) from torchvision's parts, with the settings of the papers' experiments.
 
-Proposals from anchors, RoIAlign, a box head on every proposal, a mask head on every detection. Everything that is a
-place on the image stays float32 under autocast: torchvision would make anchors and boxes in the type of the features,
-and in bfloat16 the places near the far side of a large image are 4 px apart.
+Boxes, anchors and scores stay float32 under autocast. torchvision creates anchors and decodes boxes in the dtype of
+the features, and bfloat16 coordinates near 1000 px are 4 px apart.
 """
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
-from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor, TwoMLPHead
@@ -20,94 +19,86 @@ from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import MultiScaleRoIAlign
 
-from saccade.heads.pyramid import Norm, Pyramid
-from saccade.heads.targets import Target, check_targets
+from saccade.heads.backbone import BackboneMethods
+from saccade.heads.pyramid import NormLayer, Pyramid
+from saccade.heads.targets import DetectionTarget, check_targets
 
-LEVELS = ["0", "1", "2", "3"]  # the maps that RoIAlign reads
-HIDDEN = 1024  # width of the box head
+ROI_LEVELS = ["0", "1", "2", "3"]  # pyramid levels that RoIAlign reads
+BOX_HEAD_DIM = 1024
 
 
-class RegionDetector(GeneralizedRCNN):
-    """Pyramid, proposals, heads on regions, in torchvision's protocol.
+class RegionDetector(BackboneMethods, GeneralizedRCNN):
+    """Feature pyramid, proposals and region heads in torchvision's protocol.
 
     Training: (list of images (3, H, W) in [0, 1], list of targets) -> dict of losses. Evaluation: list of images ->
     list of dicts with boxes (n, 4), labels (n,), scores (n,) and, with a mask head, masks (n, 1, H, W) in [0, 1].
     """
 
+    backbone_path = "backbone.body"
+
     def __init__(self, backbone: Pyramid, rpn: nn.Module, roi_heads: nn.Module, transform: nn.Module, num_classes: int):
         super().__init__(backbone, rpn, roi_heads, transform)
         self.num_classes = num_classes
 
-    def forward(self, images: Sequence[Tensor], targets: Sequence[Target] | None = None):
+    def forward(self, images: Sequence[Tensor], targets: Sequence[DetectionTarget] | None = None):
         if self.training:
-            check_targets(targets, len(images), self.num_classes, self.roi_heads.has_mask())
-        return super().forward(images, targets)  # type: ignore[arg-type]
+            check_targets(targets, len(images), self.num_classes, self.region_stages[0].has_mask())
+        return super().forward(images, targets)  # type: ignore[arg-type] # torchvision declares lists, reads sequences
 
     @property
-    def trunk(self) -> nn.Module:
-        """The backbone itself, without timm's wrapper."""
-        body = self.backbone.body
-        return body.model if isinstance(body, FeatureGetterNet) else body  # type: ignore[return-value]
-
-    def no_weight_decay(self) -> set[str]:
-        """Names the backbone exempts from weight decay."""
-        place = "backbone.body." if self.trunk is self.backbone.body else "backbone.body.model."
-        return {place + name for name in getattr(self.trunk, "no_weight_decay", set)()}
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.trunk.set_grad_checkpointing(enable)
+    def region_stages(self) -> list[RoIHeads]:
+        """The heads applied one after the other: one in Mask R-CNN, three in the cascade."""
+        return cast("list[RoIHeads]", list(getattr(self.roi_heads, "stages", [self.roi_heads])))
 
     def dry_run(self, images: Tensor, proposals: int = 1000, masks: int = 100) -> None:
-        """All that multiplies, once, without anything that depends on values: for counting on the meta device.
+        """Run every layer once, without value-dependent steps, to count multiply-adds on the meta device.
 
-        A batch (1, 3, H, W) as the backbone gets it, `proposals` through the box heads and `masks` regions through
-        the mask heads: what mmdetection's counter does, and with it the papers.
+        images (1, 3, H, W) as the backbone reads them; `proposals` boxes go through the box heads and `masks` regions
+        through the mask heads, as in mmdetection's counter, which the papers use.
         """
         features = self.backbone(images)
-        self.rpn.head(list(features.values()))
-        width = self.backbone.out_channels
-        for stage in getattr(self.roi_heads, "stages", [self.roi_heads]):
-            stage.box_predictor(stage.box_head(images.new_empty(proposals, width, *stage.box_roi_pool.output_size)))
+        rpn, width = cast(RegionProposalNetwork, self.rpn), cast(Pyramid, self.backbone).out_channels
+        rpn.head(list(features.values()))
+        for stage in self.region_stages:
+            size = cast(MultiScaleRoIAlign, stage.box_roi_pool).output_size
+            stage.box_predictor(stage.box_head(images.new_empty(proposals, width, *size)))
             if stage.has_mask():
-                size = stage.mask_roi_pool.output_size
-                stage.mask_predictor(stage.mask_head(images.new_empty(masks, width, *size)))
+                size = cast(MultiScaleRoIAlign, stage.mask_roi_pool).output_size
+                predict_mask_logits(stage, images.new_empty(masks, width, *size))
 
 
-class Anchors(AnchorGenerator):
-    """torchvision's anchors, float32 at least."""
+class Float32AnchorGenerator(AnchorGenerator):
+    """torchvision's anchors, at least float32."""
 
     def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
-        # The generator reads nothing but shape, type and device of the maps: one number, shown in their shape.
-        maps = [precise(torch.empty((), dtype=f.dtype, device=f.device)).expand(f.shape) for f in feature_maps]
+        # The generator reads shape, dtype and device only: expand one element instead of casting the maps.
+        maps = [
+            promote_to_float32(torch.empty((), dtype=f.dtype, device=f.device)).expand(f.shape) for f in feature_maps
+        ]
         return super().forward(image_list, maps)
 
 
-class ProposalHead(RPNHead):
-    """torchvision's scores and shifts of anchors, float32 at least."""
+class Float32RPNHead(RPNHead):
+    """torchvision's objectness scores and anchor deltas, at least float32."""
 
     def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        scores, shifts = super().forward(x)
-        return [precise(level) for level in scores], [precise(level) for level in shifts]
+        scores, deltas = super().forward(x)
+        return [promote_to_float32(level) for level in scores], [promote_to_float32(level) for level in deltas]
 
 
-class BoxPredictor(FastRCNNPredictor):
-    """torchvision's class scores and box shifts of regions, float32 at least."""
+class Float32BoxPredictor(FastRCNNPredictor):
+    """torchvision's class scores and box deltas of regions, at least float32."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        scores, shifts = super().forward(x)
-        return precise(scores), precise(shifts)
+        scores, deltas = super().forward(x)
+        return promote_to_float32(scores), promote_to_float32(deltas)
 
 
-class MaskPredictor(MaskRCNNPredictor):
-    """torchvision's mask scores of regions, float32 at least."""
+class Float32MaskPredictor(MaskRCNNPredictor):
+    """torchvision's mask logits of regions, at least float32."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return precise(super().forward(input))
-
-
-def precise(values: Tensor) -> Tensor:
-    """float32, or float64 where the model is."""
-    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+        return promote_to_float32(super().forward(input))
 
 
 def mask_rcnn(
@@ -117,10 +108,10 @@ def mask_rcnn(
     rpn: RegionProposalNetwork,
     masks: bool = True,
     box_head: str = "mlp",
-    norm: Norm | None = None,
-    **settings,
+    norm: NormLayer | None = None,
+    **settings: Any,
 ) -> RegionDetector:
-    """Mask R-CNN on a pyramid; without `masks`, Faster R-CNN. `settings` are those of `region_stage`."""
+    """Mask R-CNN on a feature pyramid, or Faster R-CNN if not `masks`. `settings` go to `region_stage`."""
     stage = region_stage(backbone.out_channels, num_classes, masks, box_head, norm, norm, **settings)
     return RegionDetector(backbone, rpn, stage, transform, num_classes)
 
@@ -130,8 +121,8 @@ def region_stage(
     num_classes: int,
     masks: bool,
     box_head: str,
-    box_norm: Norm | None,
-    mask_norm: Norm | None,
+    box_norm: NormLayer | None,
+    mask_norm: NormLayer | None,
     box_iou: float = 0.5,
     box_reg_weights: tuple[float, float, float, float] = (10.0, 10.0, 5.0, 5.0),
     box_batch_size_per_image: int = 512,
@@ -140,27 +131,27 @@ def region_stage(
     box_nms_thresh: float = 0.5,
     box_detections_per_img: int = 100,
 ) -> RoIHeads:
-    """Box head and mask head on regions; names and values as in torchvision, which has the papers' here.
+    """Box head and mask head on regions. Names and defaults are torchvision's, which equal the papers'.
 
-    `box_head` is "mlp" (two linear layers) or "conv" (four convolutions and one linear layer). torchvision gives the
-    background a box and a mask of its own: 4 x 1025 and 257 parameters more than mmdetection's heads.
+    `box_head` is "mlp" (two linear layers) or "conv" (four convolutions and one linear layer). torchvision also
+    predicts a box and a mask for the background: 4 x 1025 and 257 parameters more than mmdetection's heads.
     """
-    box_pool = MultiScaleRoIAlign(LEVELS, output_size=7, sampling_ratio=2)
+    box_pool = MultiScaleRoIAlign(ROI_LEVELS, output_size=7, sampling_ratio=2)
     if box_head == "conv":
-        head = FastRCNNConvFCHead((width, 7, 7), [width] * 4, [HIDDEN], box_norm)
+        head = FastRCNNConvFCHead((width, 7, 7), [width] * 4, [BOX_HEAD_DIM], box_norm)
     else:
-        head = TwoMLPHead(width * 7 * 7, HIDDEN)
+        head = TwoMLPHead(width * 7 * 7, BOX_HEAD_DIM)
     mask_parts = {}
     if masks:
         mask_parts = {
-            "mask_roi_pool": MultiScaleRoIAlign(LEVELS, output_size=14, sampling_ratio=2),
+            "mask_roi_pool": MultiScaleRoIAlign(ROI_LEVELS, output_size=14, sampling_ratio=2),
             "mask_head": MaskRCNNHeads(width, [width] * 4, 1, mask_norm),
-            "mask_predictor": MaskPredictor(width, width, num_classes + 1),
+            "mask_predictor": Float32MaskPredictor(width, width, num_classes + 1),
         }
     return RoIHeads(
         box_pool,
         head,
-        BoxPredictor(HIDDEN, num_classes + 1),
+        Float32BoxPredictor(BOX_HEAD_DIM, num_classes + 1),
         box_iou,
         box_iou,
         box_batch_size_per_image,
@@ -188,20 +179,20 @@ def proposal_network(
     rpn_positive_fraction: float = 0.5,
     rpn_score_thresh: float = 0.0,
 ) -> RegionProposalNetwork:
-    """Proposals from anchors of one size a level, or as many of each; strides 4 to 64.
+    """Region proposal network on strides 4 to 64, with one or several anchor sizes per level.
 
-    Names as in torchvision, values as in the papers.
+    Names are torchvision's, defaults the papers'.
     """
     sizes = [(size,) if isinstance(size, int) else tuple(size) for size in anchor_sizes]
-    if len(sizes) != len(LEVELS) + 1 or len({len(level) for level in sizes}) != 1:
+    if len(sizes) != len(ROI_LEVELS) + 1 or len({len(level) for level in sizes}) != 1:
         raise ValueError(
-            f"the pyramid has {len(LEVELS) + 1} levels, each with anchors of one size or as many as the others; "
+            f"expected anchor_sizes for {len(ROI_LEVELS) + 1} levels, the same number of sizes per level; "
             f"got {anchor_sizes}."
         )
-    anchors = Anchors(tuple(sizes), (tuple(aspect_ratios),) * len(sizes))
+    anchors = Float32AnchorGenerator(tuple(sizes), (tuple(aspect_ratios),) * len(sizes))
     return RegionProposalNetwork(
         anchors,
-        ProposalHead(width, len(sizes[0]) * len(aspect_ratios)),
+        Float32RPNHead(width, len(sizes[0]) * len(aspect_ratios)),
         rpn_fg_iou_thresh,
         rpn_bg_iou_thresh,
         rpn_batch_size_per_image,
@@ -211,3 +202,22 @@ def proposal_network(
         rpn_nms_thresh,
         rpn_score_thresh,
     )
+
+
+def predict_boxes(
+    stage: RoIHeads, features: dict[str, Tensor], proposals: list[Tensor], image_shapes: list[tuple[int, int]]
+) -> tuple[Tensor, Tensor]:
+    """Class scores (n, K + 1) and box deltas (n, 4 (K + 1)) of all proposals of all images."""
+    return stage.box_predictor(stage.box_head(stage.box_roi_pool(features, proposals, image_shapes)))
+
+
+def predict_mask_logits(stage: RoIHeads, pooled: Tensor) -> Tensor:
+    """pooled (n, C, 14, 14) -> mask logits (n, K + 1, 28, 28)."""
+    assert stage.mask_head is not None  # callers check has_mask()
+    assert stage.mask_predictor is not None
+    return stage.mask_predictor(stage.mask_head(pooled))
+
+
+def promote_to_float32(values: Tensor) -> Tensor:
+    """float32, or float64 if the values are float64."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""A backbone with a feature pyramid behind it, arXiv 1612.03144, as torchvision's detectors want it."""
+"""Backbone with a feature pyramid (FPN, arXiv 1612.03144) for torchvision's detectors."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,13 +6,16 @@ from torch import Tensor, nn
 from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-Norm = Callable[..., nn.Module]
+NormLayer = Callable[..., nn.Module]
 
 
 class Pyramid(nn.Module):
-    """Four maps (B, C, H, W), fine to coarse -> as many of one width, and one of twice the last stride."""
+    """Map a backbone's four feature maps to one width and add a fifth of twice the last stride.
 
-    def __init__(self, body: nn.Module, channels: Sequence[int], width: int = 256, norm: Norm | None = None):
+    Submodules are named as in torchvision's `BackboneWithFPN`: `body` is the backbone.
+    """
+
+    def __init__(self, body: nn.Module, channels: Sequence[int], width: int = 256, norm: NormLayer | None = None):
         super().__init__()
         self.body = body
         self.fpn = FeaturePyramidNetwork(list(channels), width, LastLevelMaxPool(), norm)

@@ -1,23 +1,23 @@
-"""What a detector is taught with, checked at the door: torchvision's list of dicts."""
+"""Validation of detection targets: torchvision's list of dicts."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-Target = dict[str, Tensor]
+DetectionTarget = dict[str, Tensor]
 
 
-def check_targets(targets: Sequence[Target] | None, images: int, num_classes: int, masks: bool) -> None:
-    """One dict an image with boxes (n, 4) in pixels, labels (n,) from 1 to `num_classes`, and masks (n, H, W)."""
+def check_targets(targets: Sequence[DetectionTarget] | None, images: int, num_classes: int, masks: bool) -> None:
+    """Raise ValueError unless there is one dict per image with boxes (n, 4), labels (n,) and, if `masks`, masks."""
     if targets is None or len(targets) != images:
         got = "none" if targets is None else len(targets)
-        raise ValueError(f"in training every image needs its target: expected {images}, got {got}. Or call .eval().")
+        raise ValueError(f"training expected one target per image ({images}), got {got}. For inference, call .eval().")
     for i, target in enumerate(targets):
         missing = {"boxes", "labels", *(("masks",) if masks else ())} - target.keys()
         if missing:
-            hint = " Without masks, build the detector with masks=False." if missing == {"masks"} else ""
-            raise ValueError(f"target {i} lacks {', '.join(sorted(missing))}.{hint}")
+            hint = " To train without masks, build the detector with masks=False." if missing == {"masks"} else ""
+            raise ValueError(f"target {i} has no {', '.join(sorted(missing))}.{hint}")
         boxes, labels = target["boxes"], target["labels"]
         if boxes.ndim != 2 or boxes.shape[1] != 4 or labels.shape != boxes.shape[:1]:
             raise ValueError(
@@ -27,5 +27,6 @@ def check_targets(targets: Sequence[Target] | None, images: int, num_classes: in
     labels = torch.cat([target["labels"] for target in targets])
     if len(labels) and (int(labels.min()) < 1 or int(labels.max()) > num_classes):
         raise ValueError(
-            f"labels run from 1 to {num_classes} (0 is the background), got {int(labels.min())} to {int(labels.max())}."
+            f"expected labels from 1 to {num_classes} (0 is the background), "
+            f"got {int(labels.min())} to {int(labels.max())}."
         )

@@ -1,4 +1,4 @@
-"""UperNet (arXiv 1807.10221), as SViT and PaCa use it: pooling, FPN, fusion, an auxiliary head (PACA-54)."""
+"""UperNet (arXiv 1807.10221), the head of SViT Sec. 4.3 and PaCa Sec. 4.3: pyramid pooling, FPN, fusion."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from saccade.layers.conv import ConvNormRelu, resize_like
 
 
 class PyramidPooling(nn.Module):
-    """The coarsest map beside its averages over 1x1, 2x2, 3x3 and 6x6 parts of the image (arXiv 1612.01105)."""
+    """Concatenate the coarsest map with its averages over 1x1, 2x2, 3x3 and 6x6 cells (PSPNet, arXiv 1612.01105)."""
 
     def __init__(self, in_dim: int, dim: int, parts: Sequence[int] = (1, 2, 3, 6)):
         super().__init__()
@@ -23,8 +23,8 @@ class PyramidPooling(nn.Module):
         """features (B, C, H, W) -> features (B, D, H, W)."""
         if self.training and features.shape[0] == 1:
             raise ValueError(
-                "pyramid pooling averages the map down to one pixel, and BatchNorm learns from two values or more: "
-                "train with a batch of at least 2."
+                "expected a batch of at least 2 in training, got 1: pyramid pooling averages each map to one pixel, "
+                "and BatchNorm needs two values per channel. Increase the batch size."
             )
         pooled = [
             resize_like(level(F.adaptive_avg_pool2d(features, parts)), features)
@@ -34,7 +34,7 @@ class PyramidPooling(nn.Module):
 
 
 class FCNHead(nn.Module):
-    """One 3x3 convolution and a classifier, on one level."""
+    """A 3x3 convolution and a classifier on one level."""
 
     def __init__(self, in_dim: int, num_classes: int, dim: int = 256, dropout: float = 0.1):
         super().__init__()
@@ -47,9 +47,9 @@ class FCNHead(nn.Module):
 
 
 class UperNetHead(nn.Module):
-    """Pooling on top, coarse added to fine, everything fused at the finest level.
+    """Pyramid pooling on the coarsest level, top-down addition, all levels fused at the finest.
 
-    The auxiliary head reads the second-coarsest level and only runs in training.
+    The auxiliary head reads the second-coarsest level and runs in training only. `auxiliary_dim=0` omits it.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class UperNetHead(nn.Module):
         self.auxiliary = FCNHead(channels[-2], num_classes, auxiliary_dim, dropout) if auxiliary_dim else None
 
     def forward(self, pyramid: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """maps (B, C_i, H_i, W_i), fine to coarse -> logits (B, K, H_0, W_0), in training the auxiliary ones too."""
-        maps = [lateral(features) for lateral, features in zip(self.lateral, pyramid[:-1], strict=True)]
-        maps.append(self.pooling(pyramid[-1]))
-        for i in range(len(maps) - 1, 0, -1):
-            maps[i - 1] = maps[i - 1] + resize_like(maps[i], maps[i - 1])
-        smooth = [block(features) for block, features in zip(self.smooth, maps[:-1], strict=True)] + maps[-1:]
+        """features (B, C_i, H_i, W_i), fine to coarse -> logits (B, K, H_0, W_0), auxiliary logits in training."""
+        levels = [lateral(features) for lateral, features in zip(self.lateral, pyramid[:-1], strict=True)]
+        levels.append(self.pooling(pyramid[-1]))
+        for i in range(len(levels) - 1, 0, -1):
+            levels[i - 1] = levels[i - 1] + resize_like(levels[i], levels[i - 1])
+        smooth = [block(features) for block, features in zip(self.smooth, levels[:-1], strict=True)] + levels[-1:]
         fused = self.fuse(torch.cat([smooth[0], *(resize_like(coarse, smooth[0]) for coarse in smooth[1:])], dim=1))
-        second = self.auxiliary(pyramid[-2]) if self.auxiliary is not None and self.training else None
-        return self.classifier(fused), second
+        auxiliary = self.auxiliary(pyramid[-2]) if self.auxiliary is not None and self.training else None
+        return self.classifier(fused), auxiliary

@@ -1,26 +1,26 @@
-"""VT-FPN: the levels of a pyramid talk through a few visual tokens instead of convolutions (VT-64 … VT-69, VTR-13).
+"""VT-FPN (arXiv 2006.03677, Sec. 4 and Fig. 4): pyramid levels exchange information through visual tokens.
 
-group     tokens.visual_tokens.FilterTokenizer, one a level
-relate    layers.relation.VisualTokenTransformer, one over the tokens of all levels
-put back  tokens.projector.TokenProjector, one a level
+group     tokens.visual_tokens.FilterTokenizer         Eq. 1, one per level; RecurrentTokenizer in further layers, Eq. 2
+relate    layers.relation.TokenTransformer             Eqs. 3-4, one over the tokens of all levels
+put back  tokens.projector.TokenProjector              Eq. 5, one per level
 
-The paper says 8 tokens a level; its 8.5 GFLOPs at 800 x 1216 are those of 16, 16, 8 and 8 (`num_tokens`). One such
-layer by default; in further ones, recurrent tokenizers ask with the previous layer's tokens.
+Sec. 4 says 8 tokens per level; the 8.5 GFLOPs of Table 9 at 800 x 1216 are those of 16, 16, 8 and 8 (`num_tokens`).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from saccade.heads.fpn import FPNHead
-from saccade.layers.relation import VisualTokenTransformer
+from saccade.layers.relation import TokenTransformer
 from saccade.tokens.projector import TokenProjector
 from saccade.tokens.visual_tokens import FilterTokenizer, RecurrentTokenizer, pixel_groups
 
 
 class VTPyramidLayer(nn.Module):
-    """Group every level, relate the tokens of all, put them back on every level."""
+    """Group every level into tokens, relate the tokens of all levels, project them back onto every level."""
 
     def __init__(
         self, channels: Sequence[int], dim: int, token_dim: int, num_tokens: Sequence[int], num_heads: int, first: bool
@@ -34,27 +34,33 @@ class VTPyramidLayer(nn.Module):
 
         self.num_tokens = list(num_tokens)
         self.tokenizers = nn.ModuleList(map(tokenizer, channels, num_tokens))
-        self.relation = VisualTokenTransformer(token_dim, num_heads)
+        self.relation = TokenTransformer(token_dim, num_heads)
         self.projectors = nn.ModuleList(TokenProjector(width, dim, token_dim, num_heads) for width in channels)
 
     def forward(self, pyramid: list[Tensor], tokens: list[Tensor] | None) -> tuple[list[Tensor], list[Tensor]]:
-        """maps (B, C_i, H_i, W_i), previous tokens (B, M_i, D) -> maps (B, dim, H_i, W_i), tokens (B, M_i, D)."""
+        """features (B, C_i, H_i, W_i), previous tokens (B, M_i, D) -> features (B, dim, H_i, W_i), tokens."""
         previous = tokens or [None] * len(pyramid)
-        grouped = [group(*seen)[0] for group, *seen in zip(self.tokenizers, pyramid, previous, strict=True)]
+        grouped = [
+            tokenizer(features, prior)[0]
+            for tokenizer, features, prior in zip(self.tokenizers, pyramid, previous, strict=True)
+        ]
         related = list(self.relation(torch.cat(grouped, dim=1)).split(self.num_tokens, dim=1))
-        put_back = zip(self.projectors, pyramid, related, strict=True)
-        return [project(features, own) for project, features, own in put_back], related
+        projected = [
+            projector(features, level_tokens)
+            for projector, features, level_tokens in zip(self.projectors, pyramid, related, strict=True)
+        ]
+        return projected, related
 
 
 class VTPyramid(nn.Module):
-    """A drop-in for FPN: the same maps in, the same shapes out (VT-67).
+    """Drop-in replacement of the FPN neck: same inputs, same output shapes.
 
     Args:
-        dim: channels of the maps that come out.
+        dim: channels of the output maps.
         token_dim: width of the tokens.
-        num_tokens: tokens of a level, one number or one a level.
-        num_heads: of all attention.
-        layers: how many times the levels talk.
+        num_tokens: tokens per level, one number or one per level.
+        num_heads: heads of every attention.
+        layers: number of `VTPyramidLayer`s. Further layers attend with the tokens of the previous one.
     """
 
     def __init__(
@@ -69,14 +75,14 @@ class VTPyramid(nn.Module):
         super().__init__()
         counts = [num_tokens] * len(channels) if isinstance(num_tokens, int) else list(num_tokens)
         if len(counts) != len(channels):
-            raise ValueError(f"num_tokens must be one number or {len(channels)}, one a level; got {num_tokens!r}.")
+            raise ValueError(f"num_tokens must be one number or {len(channels)}, one per level; got {num_tokens!r}.")
         self.layers = nn.ModuleList(
             VTPyramidLayer([dim] * len(channels) if i else channels, dim, token_dim, counts, num_heads, first=i == 0)
             for i in range(layers)
         )
 
     def forward(self, pyramid: list[Tensor]) -> list[Tensor]:
-        """maps (B, C_i, H_i, W_i), fine to coarse -> maps (B, dim, H_i, W_i)."""
+        """features (B, C_i, H_i, W_i), fine to coarse -> features (B, dim, H_i, W_i)."""
         tokens = None
         for layer in self.layers:
             pyramid, tokens = layer(pyramid, tokens)
@@ -90,7 +96,7 @@ def vt_fpn_head(
     branch_dim: int = 128,
     groups: int = 0,
     dropout: float = 0.0,
-    **neck: object,
+    **neck: Any,
 ) -> FPNHead:
-    """The semantic FPN with its neck exchanged; `neck` are the options of `VTPyramid`."""
+    """Semantic FPN with `VTPyramid` as neck; `neck` are the options of `VTPyramid`."""
     return FPNHead(channels, num_classes, VTPyramid(channels, dim, **neck), dim, branch_dim, groups, dropout)

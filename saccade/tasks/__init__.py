@@ -1,1 +1,1 @@
-"""What outputs mean: loss, decoding, metric."""
+"""Tasks: losses, decoding, metrics and model builders."""

@@ -1,6 +1,7 @@
-"""torchvision's way of bringing pictures to a detector's size, for all pictures of a batch at once where it can be."""
+"""torchvision's detection transform, batched over images of one size."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -8,18 +9,18 @@ from torch import Tensor
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-LARGEST = 2**28  # pixels of masks that are resized at once
+MAX_BATCHED_MASK_PIXELS = 2**28  # larger batches of masks are resized per image, to bound memory
 
 
 class BatchTransform(GeneralizedRCNNTransform):
-    """Pictures of one size go through it as one picture of many channels: a few launches instead of some a picture."""
+    """Resize images of one size as one image of many channels: a few kernel launches per batch, not per image."""
 
     def forward(
         self, images: Sequence[Tensor], targets: Sequence[dict[str, Tensor]] | None = None
     ) -> tuple[ImageList, list[dict[str, Tensor]] | None]:
-        """images (3, H, W) each, targets with boxes (n, 4) and masks (n, H, W) -> the same at the detector's size."""
-        if not self.at_once(images, targets):
-            return super().forward(list(images), targets)  # type: ignore[arg-type]
+        """images (3, H, W), targets with boxes (n, 4) and masks (n, H, W) -> normalised, resized, padded."""
+        if not self.can_batch(images, targets):
+            return super().forward(list(images), targets)  # type: ignore[arg-type] # torchvision declares a list
         batch = self.normalize(torch.stack(list(images)))
         joint = None
         if targets is not None:
@@ -29,21 +30,27 @@ class BatchTransform(GeneralizedRCNNTransform):
         batch = batch.unflatten(0, (len(images), -1))
         height, width = batch.shape[2:]
         padded = F.pad(batch, (0, -width % self.size_divisible, 0, -height % self.size_divisible))
-        found = ImageList(padded, [(height, width)] * len(images))
+        image_list = ImageList(padded, [(height, width)] * len(images))
         if targets is None or joint is None:
-            return found, None
+            return image_list, None
         counts = [len(target["boxes"]) for target in targets]
         parts = {key: values.split(counts) for key, values in joint.items()}
-        return found, [target | {key: parts[key][i] for key in parts} for i, target in enumerate(targets)]
+        return image_list, [target | {key: parts[key][i] for key in parts} for i, target in enumerate(targets)]
 
-    def at_once(self, images: Sequence[Tensor], targets: Sequence[dict[str, Tensor]] | None) -> bool:
-        """Whether all pictures are alike, and go to the same size."""
-        alike = len({image.shape for image in images}) == 1 and images[0].ndim == 3 and len(images) > 1
-        if not alike or (self.training and len(self.min_size) > 1) or torch.jit.is_tracing():
+    def can_batch(self, images: Sequence[Tensor], targets: Sequence[dict[str, Tensor]] | None) -> bool:
+        """Whether all images have one size and are resized to one size."""
+        one_size = len({image.shape for image in images}) == 1 and images[0].ndim == 3 and len(images) > 1
+        sides = cast(tuple[int, ...], self.min_size)  # torchvision annotates it as int
+        if not one_size or (self.training and len(sides) > 1) or torch.jit.is_tracing():
             return False
         if targets is None:
             return True
         masks = [target["masks"] for target in targets if "masks" in target]
-        sizes = {mask.shape[1:] for mask in masks}
-        plain = all("keypoints" not in target and "boxes" in target for target in targets)
-        return plain and len(masks) in (0, len(targets)) and len(sizes) < 2 and sum(m.numel() for m in masks) <= LARGEST
+        mask_sizes = {mask.shape[1:] for mask in masks}
+        mask_pixels = sum(mask.numel() for mask in masks)
+        return (
+            all("keypoints" not in target and "boxes" in target for target in targets)
+            and len(masks) in (0, len(targets))
+            and len(mask_sizes) < 2
+            and mask_pixels <= MAX_BATCHED_MASK_PIXELS
+        )

@@ -1,4 +1,4 @@
-"""Classification: a model and its classifier, the loss, and what its logits are worth."""
+"""Image classification: build a classifier, loss, metrics."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from saccade.models.registry import create_model
 def build_classifier(
     name: str, num_classes: int, checkpoint: str | None = None, pretrained: bool = False, **kwargs: Any
 ) -> nn.Module:
-    """A model by name with `num_classes` outputs, perhaps from a checkpoint: another classifier is replaced."""
+    """A model by name with `num_classes` outputs. A checkpoint's classifier of another size is replaced."""
     if checkpoint is None:
         return create_model(name, pretrained, num_classes=num_classes, **kwargs)
     state_dict = read_state_dict(checkpoint)
@@ -22,29 +22,29 @@ def build_classifier(
     try:
         load_checkpoint(model, state_dict)
     except CheckpointError:
-        classes = classes_of(state_dict, model)
+        classes = count_checkpoint_classes(state_dict, model)
         if classes in (None, num_classes):
             raise
         model = create_model(name, num_classes=classes, **kwargs)
         load_checkpoint(model, state_dict)
-        model.reset_classifier(num_classes)  # type: ignore[operator]
+        model.reset_classifier(num_classes)  # type: ignore[operator] # timm's method, nn.Module does not declare it
     return model
 
 
-def classes_of(state_dict: dict[str, Tensor], model: nn.Module) -> int | None:
-    """How many classes the classifier of a file has."""
-    names = (model.pretrained_cfg["classifier"], "head.fc", "head", "fc", "classifier")  # type: ignore[index]
-    found = [state_dict[f"{name}.weight"] for name in names if f"{name}.weight" in state_dict]
-    return found[0].shape[0] if found else None
+def count_checkpoint_classes(state_dict: dict[str, Tensor], model: nn.Module) -> int | None:
+    """Number of classes of a checkpoint's classifier, None without a classifier under one of timm's usual names."""
+    names = (model.pretrained_cfg["classifier"], "head.fc", "head", "fc", "classifier")  # type: ignore[index] # timm's
+    weights = [state_dict[f"{name}.weight"] for name in names if f"{name}.weight" in state_dict]
+    return weights[0].shape[0] if weights else None
 
 
 def classification_loss(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy with class numbers (B,), or with mixed shares of classes (B, K), which carry their smoothing."""
+    """Cross-entropy with labels (B,), or with class probabilities (B, K) of mixup, which are smoothed already."""
     return F.cross_entropy(logits.float(), targets, label_smoothing=label_smoothing if targets.ndim == 1 else 0.0)
 
 
 def accuracy_metrics(num_classes: int, sync: bool = True) -> Any:
-    """torchmetrics of logits (B, K) and labels (B,), in shares of 1; with `sync`, over all processes."""
+    """torchmetrics of logits (B, K) and labels (B,), from 0 to 1; `sync` reduces over all processes."""
     tm = require("torchmetrics", "train")
     common = {"num_classes": num_classes, "validate_args": False, "sync_on_compute": sync}
     return tm.MetricCollection(
@@ -57,15 +57,15 @@ def accuracy_metrics(num_classes: int, sync: bool = True) -> Any:
     )
 
 
-def per_class(labels: Tensor, predicted: Tensor, num_classes: int) -> list[float | None]:
-    """Accuracy of every class in shares of 1; None for a class without pictures."""
+def per_class_accuracy(labels: Tensor, predicted: Tensor, num_classes: int) -> list[float | None]:
+    """Accuracy of every class, from 0 to 1; None for a class without images."""
     counts = labels.bincount(minlength=num_classes).tolist()
     hits = labels[labels == predicted].bincount(minlength=num_classes).tolist()
     return [hit / count if count else None for hit, count in zip(hits, counts, strict=True)]
 
 
-def freeze_norms(model: nn.Module) -> None:
-    """Norms with running averages keep them: evaluation mode, for fine-tuning (SVIT-44)."""
+def freeze_batch_norms(model: nn.Module) -> None:
+    """Put BatchNorms into evaluation mode, as in SViT's fine-tuning at 384 px (Sec. 4.1, authors' code)."""
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.eval()

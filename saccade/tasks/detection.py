@@ -1,11 +1,11 @@
-"""Object detection and instance segmentation: a backbone under a head, in torchvision's protocol."""
+"""Object detection and instance segmentation: build detectors from a backbone and a head, in torchvision's protocol."""
 
 import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
@@ -14,28 +14,29 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from saccade.heads.cascade import cascade_mask_rcnn
 from saccade.heads.mask_rcnn import RegionDetector, mask_rcnn, proposal_network, region_stage
-from saccade.heads.pyramid import Norm, Pyramid
-from saccade.heads.sparse_detector import SparseBoxHead
+from saccade.heads.pyramid import NormLayer, Pyramid
+from saccade.heads.sparse_box import SparseBoxHead
 from saccade.models.checkpoint import LoadReport, load_checkpoint, read_state_dict
 from saccade.models.registry import MEAN, STD, choose, create_model
+from saccade.models.sparseformer import SparseFormer
 from saccade.tasks.batch_transform import BatchTransform
 from saccade.tasks.segmentation import pyramid_backbone
 from saccade.tasks.set_prediction import DETR, SetWeights
-from saccade.tasks.sparse_detector import SparseDetector, scatter_tokens
+from saccade.tasks.sparse_detector import SparseDetector, init_detection_tokens
 
 REGION_HEADS: dict[str, Callable[..., RegionDetector]] = {
     "mask_rcnn": mask_rcnn,
     "cascade_mask_rcnn": cascade_mask_rcnn,
 }
-HEADS = (*REGION_HEADS, "sparse")
+DETECTION_HEADS = (*REGION_HEADS, "sparse")
 DETECTORS = (RegionDetector, SparseDetector)
-NORMS: dict[str, Norm | None] = {
+NORM_LAYERS: dict[str, NormLayer | None] = {
     "none": None,
     "batch": nn.BatchNorm2d,
-    "group": lambda dim: nn.GroupNorm(max(1, dim // 8), dim),  # 32 groups of 256 channels, as usual
+    "group": lambda dim: nn.GroupNorm(max(1, dim // 8), dim),  # 32 groups at 256 channels
 }
 CLASS_LAYERS = re.compile(r"\.(cls_score|bbox_pred|mask_fcn_logits|to_class)\.")
-MULTI_SCALE = tuple(range(480, 801, 32))  # shorter sides of the papers' 3x schedule
+MULTI_SCALE_SIDES = tuple(range(480, 801, 32))  # shorter sides of the 3x schedule (SViT Sec. 4.2)
 
 
 def create_detector(
@@ -49,42 +50,42 @@ def create_detector(
     max_size: int = 1333,
     **head_kwargs: Any,
 ) -> RegionDetector | SparseDetector:
-    """A backbone by name, saccade's or timm's, under a head: "mask_rcnn", "cascade_mask_rcnn" or "sparse".
+    """A backbone of saccade or timm with a head: "mask_rcnn", "cascade_mask_rcnn" or "sparse".
 
-    In torchvision's protocol: training, model(images, targets) -> dict of losses; evaluation, model(images) -> list of
-    dicts of boxes, labels, scores (and masks). `num_classes` counts kinds of objects, their labels run from 1; 0 is
-    the background. "sparse" is SparseFormer itself, so it wants a sparseformer_* and finds boxes only.
+    torchvision's protocol: in training, model(images, targets) -> dict of losses; in evaluation, model(images) -> list
+    of dicts of boxes, labels, scores (and masks). Labels run from 1 to `num_classes`; 0 is the background. "sparse"
+    is SparseFormer's own detector: it requires a sparseformer_* backbone and predicts boxes only.
 
     Args:
-        checkpoint: what to start from: a classifier's or an authors' file fills the backbone, a detector of saccade's
-            all but the layers of other classes. `pretrained` asks timm for the backbone's own.
+        checkpoint: initial weights. A classifier's or an authors' file fills the backbone; a saccade detector fills
+            everything but class layers of another size. `pretrained` loads timm's weights of the backbone.
         backbone_kwargs: options of the backbone, such as drop_path_rate.
-        min_size, max_size: images are resized to this shorter side, the longer at most max_size. Several shorter
-            sides: one is drawn for every training image, the last is for evaluation (`MULTI_SCALE`).
-        head_kwargs: "mask_rcnn" and "cascade_mask_rcnn": masks, norm ("none", "batch" or "group": in pyramid and heads,
+        min_size, max_size: images are resized to this shorter side, with the longer side at most max_size. Of several
+            shorter sides, training samples one per image and evaluation uses the last (`MULTI_SCALE_SIDES`).
+        head_kwargs: "mask_rcnn" and "cascade_mask_rcnn": masks, norm ("none", "batch" or "group" in pyramid and heads,
             for training from scratch), width, anchor_sizes, aspect_ratios, box_head ("mlp" or "conv"), box_loss
             (cascade: "giou" or "smooth_l1"), and torchvision's rpn_* and box_*. "sparse": num_tokens, detect_tokens,
             auxiliary, weights, score_thresh.
     """
-    choose("head", head, HEADS)
+    choose("head", head, DETECTION_HEADS)
     if num_classes < 1:
-        raise ValueError(f"a detector needs at least one kind of objects, got num_classes={num_classes}.")
-    about = timm.models.get_pretrained_cfg(backbone.partition(".")[0], allow_unregistered=True)
-    mean, std = (about.mean, about.std) if about is not None else (MEAN, STD)
+        raise ValueError(f"num_classes must be at least 1, got {num_classes}.")
+    config = timm.models.get_pretrained_cfg(backbone.partition(".")[0], allow_unregistered=True)
+    mean, std = (config.mean, config.std) if config is not None else (MEAN, STD)
     sizes = (min_size,) if isinstance(min_size, int) else tuple(min_size)
-    transform = BatchTransform(sizes, max_size, list(mean), list(std))  # type: ignore[arg-type]
+    transform = BatchTransform(sizes, max_size, list(mean), list(std))  # type: ignore[arg-type] # declared as int
     kwargs = dict(backbone_kwargs or {})
     if head == "sparse":
         return _sparse_detector(backbone, num_classes, transform, pretrained, checkpoint, kwargs, **head_kwargs)
-    body = pyramid_backbone(backbone, pretrained, kwargs)
-    model = _region_detector(body, head, num_classes, transform, **head_kwargs)
+    features = pyramid_backbone(backbone, pretrained, kwargs)
+    model = _region_detector(features, head, num_classes, transform, **head_kwargs)
     if checkpoint is not None:
-        start_from(model, body, checkpoint)
+        load_detector_weights(model, features, checkpoint)
     return model
 
 
 def _region_detector(
-    body: nn.Module,
+    backbone: Any,
     head: str,
     num_classes: int,
     transform: GeneralizedRCNNTransform,
@@ -92,16 +93,15 @@ def _region_detector(
     width: int = 256,
     **settings: Any,
 ) -> RegionDetector:
-    choose("norm", norm, tuple(NORMS))
+    choose("norm", norm, tuple(NORM_LAYERS))
     choose("box_head", settings.get("box_head", "mlp"), ("mlp", "conv"))
     choose("box_loss", settings.get("box_loss", "giou"), ("giou", "smooth_l1"))
-    for_anchors = _names(proposal_network)
-    known = for_anchors + _names(region_stage) + _names(REGION_HEADS[head])
-    _check_options(head, settings, known)
-    backbone = Pyramid(body, body.feature_info.channels(), width, NORMS[norm])
-    rpn = proposal_network(width, **{key: value for key, value in settings.items() if key in for_anchors})
-    rest = {key: value for key, value in settings.items() if key not in for_anchors}
-    return REGION_HEADS[head](backbone, num_classes, transform, rpn, norm=NORMS[norm], **rest)
+    rpn_options = _option_names(proposal_network)
+    _check_options(head, settings, rpn_options + _option_names(region_stage) + _option_names(REGION_HEADS[head]))
+    pyramid = Pyramid(backbone, backbone.feature_info.channels(), width, NORM_LAYERS[norm])
+    rpn = proposal_network(width, **{key: value for key, value in settings.items() if key in rpn_options})
+    head_settings = {key: value for key, value in settings.items() if key not in rpn_options}
+    return REGION_HEADS[head](pyramid, num_classes, transform, rpn, norm=NORM_LAYERS[norm], **head_settings)
 
 
 def _sparse_detector(
@@ -118,41 +118,45 @@ def _sparse_detector(
     score_thresh: float = 0.0,
 ) -> SparseDetector:
     if detect_tokens > num_tokens:
-        raise ValueError(f"of {num_tokens} tokens, {detect_tokens} cannot detect: lower detect_tokens.")
+        raise ValueError(f"detect_tokens ({detect_tokens}) must not exceed num_tokens ({num_tokens}).")
     with torch.device("meta"):
         if not hasattr(create_model(name), "forward_tokens"):
-            raise ValueError(f"the sparse head reads tokens with regions, which {name} has not: use a sparseformer_*.")
+            raise ValueError(f"the sparse head expected a sparseformer_* backbone, got {name}.")
     model = create_model(name, pretrained, **({"num_classes": 0, "num_tokens": num_tokens} | kwargs))
-    scatter_tokens(model)
+    model = cast(SparseFormer, model)  # has forward_tokens
+    init_detection_tokens(model)
     head = SparseBoxHead(model.num_features, num_classes, detect_tokens)
     detector = SparseDetector(model, head, transform, num_classes, SetWeights(*weights), auxiliary, score_thresh)
     if checkpoint is not None:
-        start_from(detector, model, checkpoint)
-    model.prune_intermediate_layers(prune_norm=True)  # the mean over tokens has no say in detection
+        load_detector_weights(detector, model, checkpoint)
+    model.prune_intermediate_layers(prune_norm=True)  # detection does not use the classifier's norm
     return detector
 
 
-def start_from(model: nn.Module, body: nn.Module, source: str | os.PathLike | Mapping[str, Any]) -> LoadReport:
-    """A detector's weights into both parts, but for the layers of other classes; any other file's into the backbone."""
+def load_detector_weights(
+    model: nn.Module, backbone: nn.Module, source: str | os.PathLike | Mapping[str, Any]
+) -> LoadReport:
+    """Load a saccade detector, except class layers of another size; load any other checkpoint into the backbone."""
     state_dict, ours = read_state_dict(source), model.state_dict()
     if not any(key in ours for key in state_dict if key.startswith("backbone.")):
-        return load_checkpoint(body, state_dict)
-    fitting = {
+        return load_checkpoint(backbone, state_dict)
+    compatible = {
         key: value
         for key, value in state_dict.items()
         if key not in ours or value.shape == ours[key].shape or not CLASS_LAYERS.search(key)
     }
-    return load_checkpoint(model, fitting, strict=False)
+    return load_checkpoint(model, compatible, strict=False)
 
 
-def _names(function: Callable[..., Any]) -> list[str]:
-    return [name for name, about in inspect.signature(function).parameters.items() if about.default is not about.empty]
+def _option_names(function: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.default is not parameter.empty]
 
 
-def _check_options(head: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """torchvision would swallow a misspelt option."""
+def _check_options(head: str, given: Mapping[str, Any], options: Sequence[str]) -> None:
+    """Raise TypeError for an unknown option: torchvision's **kwargs would ignore a misspelt one."""
     for name in given:
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            hint = f" Did you mean {close[0]}?" if close else f" Known: {', '.join(known)}."
+        if name not in options:
+            close = get_close_matches(name, options, n=1)
+            hint = f" Did you mean {close[0]}?" if close else f" Options: {', '.join(options)}."
             raise TypeError(f"{head} has no option {name!r}.{hint}")

@@ -1,4 +1,4 @@
-"""A teacher's logits as a second target (VT-56): loss = w * distillation + (1 - w) * cross-entropy."""
+"""Knowledge distillation (VT Sec. 5.2): loss = w * distillation + (1 - w) * cross-entropy."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,79 +14,85 @@ from saccade.tasks.video import average_views
 
 
 class Teacher(nn.Module):
-    """Any model that answers pictures with logits; frozen, in evaluation mode, fed in its own colours.
+    """A frozen classifier in evaluation mode that reads the student's images, converted to its own normalisation.
 
-    It looks at the student's pictures, brought to `size` where one is given or where it takes no other.
+    Images are resized to `size` if given, or to the teacher's size if it accepts no other.
     """
 
-    def __init__(self, model: nn.Module, num_classes: int, seen: Preprocess, size: int | None = None):
+    gain: Tensor
+    offset: Tensor
+
+    def __init__(self, model: nn.Module, num_classes: int, student: Preprocess, size: int | None = None):
         super().__init__()
         self.model = model.eval().requires_grad_(False)
-        about = preprocess_of(model)
-        wanted = size or (about.size if _is_fixed(model) else seen.size)
-        self.size = wanted if wanted != seen.size else None
-        # x normalised for the student -> normalised for the teacher: x * gain + offset
-        mean, std = torch.tensor(seen.mean), torch.tensor(seen.std)
-        own_mean, own_std = torch.tensor(about.mean), torch.tensor(about.std)
+        own = preprocess_of(model)
+        teacher_size = size or (own.size if _has_fixed_size(model) else student.size)
+        self.size = teacher_size if teacher_size != student.size else None
+        # Normalised for the student -> normalised for the teacher: x * gain + offset
+        mean, std = torch.tensor(student.mean), torch.tensor(student.std)
+        own_mean, own_std = torch.tensor(own.mean), torch.tensor(own.std)
         self.register_buffer("gain", (std / own_std)[:, None, None])
         self.register_buffer("offset", ((mean - own_mean) / own_std)[:, None, None])
         classes = getattr(model, "num_classes", num_classes)
         if classes != num_classes:
-            raise ValueError(f"the teacher tells {classes} classes apart, the data has {num_classes}: choose another.")
+            raise ValueError(f"the teacher has {classes} classes, the data has {num_classes}. Choose another teacher.")
 
     def train(self, mode: bool = True) -> "Teacher":
-        return self  # a teacher is never trained
+        return self  # stays in evaluation mode inside a training module
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Pictures normalised for the student (B, 3, H, W) -> logits (B, K)."""
+        """images (B, 3, H, W) normalised for the student -> logits (B, K)."""
         images = images * self.gain + self.offset
         if self.size is not None:
             images = F.interpolate(images, (self.size, self.size), mode="bicubic", antialias=True)
         return self.model(images)
 
 
-class Teachers(nn.Module):
-    """Several that agree on one answer: the mean of their probabilities, as logits."""
+class TeacherEnsemble(nn.Module):
+    """Several teachers: the log of their mean probability."""
 
     def __init__(self, teachers: Sequence[Teacher]):
         super().__init__()
         self.teachers = nn.ModuleList(teachers)
 
-    def train(self, mode: bool = True) -> "Teachers":
+    def train(self, mode: bool = True) -> "TeacherEnsemble":
         return self
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        """Pictures normalised for the student (B, 3, H, W) -> logits (B, K)."""
+        """images (B, 3, H, W) normalised for the student -> logits (B, K)."""
         return average_views(torch.stack([teacher(images) for teacher in self.teachers], 1))
 
 
 def load_teacher(
-    source: str, classes: int, seen: Preprocess, size: int | None = None, **kwargs: Any
-) -> Teacher | Teachers:
-    """A saccade checkpoint by path, or a timm model by name with its pretrained weights, for `classes` classes.
+    source: str, num_classes: int, student: Preprocess, /, size: int | None = None, **kwargs: Any
+) -> Teacher | TeacherEnsemble:
+    """A saccade checkpoint by path, or a pretrained timm model by name; an ensemble if separated by commas.
 
-    Several are separated by commas. `size` is what they look at: None the student's, 0 each its own.
+    `size` is the teachers' image size: None for the student's, 0 for each teacher's own.
     """
     names = [source] if Path(source).exists() else [name.strip() for name in source.split(",")]
-    teachers = [_load_one(name, classes, seen, size, kwargs) for name in names]
-    return teachers[0] if len(teachers) == 1 else Teachers(teachers)
+    teachers = [_load_one_teacher(name, num_classes, student, size, kwargs) for name in names]
+    return teachers[0] if len(teachers) == 1 else TeacherEnsemble(teachers)
 
 
-def _load_one(source: str, classes: int, seen: Preprocess, size: int | None, kwargs: dict[str, Any]) -> Teacher:
+def _load_one_teacher(
+    source: str, num_classes: int, student: Preprocess, size: int | None, kwargs: dict[str, Any]
+) -> Teacher:
     if Path(source).exists():
         model, card = open_model(source)
         size = card.preprocess.size if size == 0 else size
     elif timm.is_model(source.partition(".")[0]):
-        model = timm.create_model(source, **({"pretrained": True} | kwargs))
+        options: dict[str, Any] = {"pretrained": True} | kwargs
+        model = timm.create_model(source, **options)
     else:
-        raise ValueError(f"no teacher {source!r}: expected a saccade checkpoint or the name of a timm model.")
-    return Teacher(model, classes, seen, preprocess_of(model).size if size == 0 else size)
+        raise ValueError(f"expected a saccade checkpoint or the name of a timm model as teacher, got {source!r}.")
+    return Teacher(model, num_classes, student, preprocess_of(model).size if size == 0 else size)
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0, kind: str = "soft") -> Tensor:
-    """Kullback-Leibler divergence of softened logits (B, K), or cross-entropy with the teacher's first choice."""
+    """KL divergence of logits (B, K) at a temperature, or with kind="hard" cross-entropy with the teacher's top-1."""
     if kind == "hard":
         return F.cross_entropy(student.float(), teacher.argmax(1))
     log_student = F.log_softmax(student.float() / temperature, dim=1)
@@ -94,6 +100,6 @@ def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0
     return F.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True) * temperature**2
 
 
-def _is_fixed(model: nn.Module) -> bool:
-    about: Any = getattr(model, "pretrained_cfg", {})
-    return bool(about.get("fixed_input_size"))
+def _has_fixed_size(model: nn.Module) -> bool:
+    config: Any = getattr(model, "pretrained_cfg", {})  # timm's, absent from plain modules
+    return bool(config.get("fixed_input_size"))

@@ -1,4 +1,4 @@
-"""A weights file -> the model it holds, whatever its task."""
+"""Open a checkpoint of any task: model and card."""
 
 import os
 from typing import Any
@@ -15,7 +15,7 @@ from saccade.tasks.segmentation import BACKBONE_KWARGS, create_segmenter
 
 
 def open_task_model(path: str | os.PathLike) -> tuple[nn.Module, Card]:
-    """The model of a file or a run's folder, in evaluation mode, and its card: `card.task` says what it answers."""
+    """The model of a checkpoint or run folder in evaluation mode, and its card, whose `task` says what it predicts."""
     path = weights_file(path)
     card = read_task_card(path)
     if card.task == "classification":
@@ -27,18 +27,21 @@ def open_task_model(path: str | os.PathLike) -> tuple[nn.Module, Card]:
         load_checkpoint(detector, path)
         return detector.eval(), card
     if card.task != "segmentation":
-        raise CheckpointError(f"{path} holds a model for {card.task}, which this version of saccade does not know.")
+        raise CheckpointError(
+            f"expected a checkpoint for classification, detection or segmentation, got {card.task!r} in {path}. "
+            "A newer version of saccade may have written it."
+        )
     model = create_segmenter(
         card.name, card.head, card.num_classes, backbone_kwargs=card.kwargs, head_kwargs=card.head_kwargs
     )
     load_checkpoint(model, path)
     if card.preprocess == Preprocess():
-        card = card._replace(preprocess=preprocess_of(model.trunk))
+        card = card._replace(preprocess=preprocess_of(model.backbone_model))
     return model.eval(), card
 
 
 def read_task_card(path: str | os.PathLike) -> Card:
-    """What a file or a run's folder holds; an authors' file is told from its tensors."""
+    """The card of a checkpoint or run folder; authors' files are identified by their tensors."""
     path = weights_file(path)
     if not str(path).endswith(".safetensors"):
         state_dict = read_state_dict(path)
@@ -48,13 +51,15 @@ def read_task_card(path: str | os.PathLike) -> Card:
 
 
 def identify_segmenter(state_dict: dict[str, Tensor]) -> Card:
-    """Which backbone and head an official file holds, told from its tensors' names and shapes."""
+    """Identify backbone and head of an authors' file by the names and shapes of its tensors."""
     kind = heads.matches(state_dict)
     if kind is None:
-        raise CheckpointError("this file has no segmentation head in mmsegmentation's names (decode_head.*).")
+        raise CheckpointError("expected a segmentation head under mmsegmentation's names (decode_head.*), got none.")
     classes = state_dict["decode_head.conv_seg.weight"].shape[0]
     for name in list_models():
-        for kwargs in _options(name):
+        if name.startswith("video_"):  # no feature maps to segment
+            continue
+        for kwargs in _backbone_options(name):
             with torch.device("meta"):
                 model = create_segmenter(name, kind, classes, backbone_kwargs=kwargs)
             try:
@@ -66,8 +71,8 @@ def identify_segmenter(state_dict: dict[str, Tensor]) -> Card:
     raise CheckpointError("no registered backbone has the tensors of this segmentation checkpoint.")
 
 
-def _options(name: str) -> list[dict[str, Any]]:
-    """PaCa segments with 200 clusters or keeps its 100."""
+def _backbone_options(name: str) -> list[dict[str, Any]]:
+    """Backbone options to try: PaCa has 200 clusters in the paper's segmenters, 100 in a released file."""
     if name not in BACKBONE_KWARGS:
         return [{}]
-    return [{}, {"clusters": tuple(number // 2 for number in BACKBONE_KWARGS[name]["clusters"])}]
+    return [{}, {"clusters": tuple(count // 2 for count in BACKBONE_KWARGS[name]["clusters"])}]

@@ -1,4 +1,4 @@
-"""Video classification: what several looks at one video are worth together."""
+"""Video classification: combine the predictions of several views."""
 
 import math
 
@@ -6,8 +6,8 @@ from torch import Tensor
 
 
 def average_views(logits: Tensor) -> Tensor:
-    """logits (B, V, K) of V views -> (B, K): logarithms of the mean of their probabilities (SF-65).
+    """logits (B, V, K) of V views -> (B, K): log of the mean probability (SparseFormer Sec. 4.1, 12 views).
 
-    Softmax of the result is that mean, and its cross-entropy the mean's, so it stands wherever logits stand.
+    The softmax of the result is the mean of the views' probabilities, so it can be used wherever logits are.
     """
     return logits.float().log_softmax(-1).logsumexp(1) - math.log(logits.shape[1])

@@ -1,4 +1,4 @@
-"""Pictures brought to size all at once come out as torchvision's do one by one."""
+"""The batched transform against torchvision's."""
 
 import pytest
 import torch
@@ -10,15 +10,15 @@ from saccade.tasks.batch_transform import BatchTransform
 SETTINGS = dict(image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4])
 
 
-def pictures(sizes: list[tuple[int, int]], masks: bool = True):
-    dice = torch.Generator().manual_seed(0)
-    images = [torch.rand(3, *size, generator=dice) for size in sizes]
+def make_batch(sizes: list[tuple[int, int]], masks: bool = True):
+    rng = torch.Generator().manual_seed(0)
+    images = [torch.rand(3, *size, generator=rng) for size in sizes]
     targets = []
     for i, (height, width) in enumerate(sizes):
-        corners = torch.rand(i, 2, generator=dice) * min(height, width) / 2
+        corners = torch.rand(i, 2, generator=rng) * min(height, width) / 2
         target = {"boxes": torch.cat([corners, corners + 5], 1), "labels": torch.arange(i), "image_id": torch.tensor(i)}
         if masks:
-            target["masks"] = (torch.rand(i, height, width, generator=dice) > 0.5).to(torch.uint8)
+            target["masks"] = (torch.rand(i, height, width, generator=rng) > 0.5).to(torch.uint8)
         targets.append(target)
     return images, targets
 
@@ -27,7 +27,7 @@ def both(sizes: list[tuple[int, int]], training: bool, min_size=(50,), with_targ
     results = []
     for kind in (BatchTransform, GeneralizedRCNNTransform):
         torch.manual_seed(0)
-        images, targets = pictures(sizes, masks)
+        images, targets = make_batch(sizes, masks)
         transform = kind(min_size, 90, **SETTINGS).train(training)
         results.append(transform(images, targets if with_targets else None))
         assert "boxes" not in targets[0] or targets[0]["boxes"].shape == (0, 4)
@@ -38,7 +38,7 @@ def both(sizes: list[tuple[int, int]], training: bool, min_size=(50,), with_targ
 @pytest.mark.parametrize("with_targets", [False, True])
 @pytest.mark.parametrize("sizes", [[(40, 30)] * 4, [(32, 120)] * 2, [(40, 30), (30, 40)], [(33, 33)]])
 @pytest.mark.parametrize("masks", [False, True])
-def test_equals_torchvisions(training, with_targets, sizes, masks):
+def test_batched_transform_equals_torchvisions(training, with_targets, sizes, masks):
     (ours, our_targets), (theirs, their_targets) = both(sizes, training, with_targets=with_targets, masks=masks)
     assert ours.image_sizes == theirs.image_sizes
     torch.testing.assert_close(ours.tensors, theirs.tensors)
@@ -49,11 +49,11 @@ def test_equals_torchvisions(training, with_targets, sizes, masks):
             torch.testing.assert_close(a[key], b[key], msg=key)
 
 
-def test_goes_one_by_one_where_sizes_are_drawn_or_masks_are_huge(monkeypatch):
-    images, targets = pictures([(40, 30)] * 3)
+def test_sampled_sizes_and_huge_masks_are_not_batched(monkeypatch):
+    images, targets = make_batch([(40, 30)] * 3)
     transform = BatchTransform((50,), 90, **SETTINGS).train()
-    assert transform.at_once(images, targets)
-    assert not BatchTransform((50, 60), 90, **SETTINGS).train().at_once(images, targets)
-    assert BatchTransform((50, 60), 90, **SETTINGS).eval().at_once(images, targets)
-    monkeypatch.setattr(batch_transform, "LARGEST", 100)
-    assert not transform.at_once(images, targets)
+    assert transform.can_batch(images, targets)
+    assert not BatchTransform((50, 60), 90, **SETTINGS).train().can_batch(images, targets)
+    assert BatchTransform((50, 60), 90, **SETTINGS).eval().can_batch(images, targets)
+    monkeypatch.setattr(batch_transform, "MAX_BATCHED_MASK_PIXELS", 100)
+    assert not transform.can_batch(images, targets)

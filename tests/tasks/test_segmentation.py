@@ -1,13 +1,20 @@
-"""Segmenters: every head on every kind of backbone, their losses, and what their answers are worth."""
+"""Segmenters: every head on every family, losses, metrics."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import saccade
-from saccade.tasks.segmentation import HEADS, Scores, pixel_loss, segmentation_metric
+from saccade.tasks.segmentation import (
+    BACKBONE_KWARGS,
+    SEGMENTATION_HEADS,
+    SegmentationScores,
+    pixel_loss,
+    segmentation_metric,
+)
+from tests.heads.small_detectors import fill_zero_parameters, zero_gradients
 
-SMALL = {  # heads in a size for tests
+SMALL = {  # head options for tests
     "vt_fpn": {"dim": 32, "branch_dim": 16, "token_dim": 64, "num_tokens": 4, "num_heads": 4},
     "fpn": {"dim": 32, "branch_dim": 16},
     "paca": {"dim": 16},
@@ -23,31 +30,29 @@ def make(backbone, head, classes=5, **kwargs):
     return saccade.create_segmenter(backbone, head, classes, head_kwargs=SMALL[head], **kwargs)
 
 
-def test_every_head_is_tested():
-    assert set(SMALL) == set(HEADS)
+def test_every_head_and_family_is_paired():
+    assert set(SMALL) == set(SEGMENTATION_HEADS)
     assert len(PAIRS) == 17
 
 
 @pytest.mark.parametrize(("backbone", "head"), PAIRS)
-def test_any_size_in_the_same_size_out_and_every_parameter_learns(backbone, head):
-    model = make(backbone, head)
+def test_logits_have_the_input_size_and_losses_reach_every_parameter(backbone, head):
+    model = fill_zero_parameters(make(backbone, head))
     images, masks = torch.randn(2, 3, 50, 75), torch.randint(5, (2, 50, 75))
     losses = model.loss(images, masks)
     assert ("auxiliary" in losses) == (head in ("paca", "upernet"))
-    sum(losses.values()).backward()
-    unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
-    assert unused == []
+    assert zero_gradients(model, losses) == []
     model.eval()
     with torch.no_grad():
-        both = model(images)
+        batched = model(images)
         alone = torch.cat([model(image[None]) for image in images])
-    assert both.shape == (2, 5, 50, 75)
-    torch.testing.assert_close(both, alone, rtol=1e-3, atol=1e-4)
+    assert batched.shape == (2, 5, 50, 75)
+    torch.testing.assert_close(batched, alone, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("backbone", ["resnet10t", "test_vit", "test_convnext"])
-def test_backbones_of_timm(backbone):
-    """Pyramids with and without strides of 2 between the levels."""
+def test_timm_backbones_are_accepted(backbone):
+    """Feature pyramids with and without stride 2 between levels."""
     options = {"dynamic_img_size": True} if "vit" in backbone else {}
     model = make(backbone, "vt_fpn" if "resnet" in backbone else "fpn", backbone_kwargs=options).eval()
     with torch.no_grad():
@@ -55,8 +60,7 @@ def test_backbones_of_timm(backbone):
 
 
 @pytest.mark.parametrize("head", ["vt_fpn", "paca", "upernet", "sparse"])
-def test_it_learns_where_things_are(head):
-    """Two colours, each its class: a few steps must do."""
+def test_segmenter_fits_two_colours(head):
     torch.manual_seed(0)
     model = make("sparseformer_nano" if head == "sparse" else "svit_nano", head, 2)
     images = torch.zeros(4, 3, 32, 32)
@@ -72,10 +76,10 @@ def test_it_learns_where_things_are(head):
     assert (model.train()(images).argmax(1) == masks).float().mean() > 0.9
 
 
-def test_wrong_heads_and_inputs_are_named():
+def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="head must be one of vt_fpn, fpn, paca, upernet, sparse"):
         saccade.create_segmenter("svit_nano", "unet")
-    with pytest.raises(ValueError, match="reads tokens with regions, which svit_nano has not"):
+    with pytest.raises(ValueError, match=r"expected a sparseformer_\* backbone, got svit_nano"):
         saccade.create_segmenter("svit_nano", "sparse")
     with pytest.raises(ValueError, match="Did you mean 'svit_nano'"):
         saccade.create_segmenter("svit_nan", "fpn")
@@ -86,22 +90,22 @@ def test_wrong_heads_and_inputs_are_named():
         model(torch.randn(3, 64, 64))
     with pytest.raises(ValueError, match=r"expected masks \(B, H, W\) for 2 images"):
         model.loss(torch.randn(2, 3, 64, 64), torch.zeros(2, 1, 64, 64))
-    with pytest.raises(ValueError, match="train with a batch of at least 2"):
+    with pytest.raises(ValueError, match="expected a batch of at least 2 in training, got 1"):
         model.loss(torch.randn(1, 3, 64, 64), torch.zeros(1, 64, 64))
 
 
 @pytest.mark.parametrize(("backbone", "head"), [("paca_nano", "paca"), ("svit_nano", "upernet"), ("vt_nano", "vt_fpn")])
-def test_autocast_agrees(backbone, head):
+def test_autocast_matches_float32(backbone, head):
     model, images = make(backbone, head).eval(), torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         exact = model(images)
         with torch.autocast("cpu", torch.bfloat16):
-            close = model(images)
-    assert (exact - close.float()).abs().max() < 0.05 * exact.abs().max()
+            cast = model(images)
+    assert (exact - cast.float()).abs().max() < 0.05 * exact.abs().max()
 
 
 @pytest.mark.parametrize(("backbone", "head"), [("paca_nano", "paca"), ("sparseformer_nano", "sparse")])
-def test_exported_agrees(backbone, head):
+def test_exported_model_matches_eager(backbone, head):
     model, images = make(backbone, head).eval(), torch.randn(1, 3, 64, 96)
     exported = torch.export.export(model, (images,)).module()
     with torch.no_grad():
@@ -110,7 +114,7 @@ def test_exported_agrees(backbone, head):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backbone", "head"), PAIRS)
-def test_compiled_agrees(backbone, head):
+def test_compiled_model_matches_eager(backbone, head):
     model, images = make(backbone, head).eval(), torch.randn(2, 3, 64, 96)
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -118,7 +122,7 @@ def test_compiled_agrees(backbone, head):
     torch._dynamo.reset()
 
 
-def test_tokens_of_backbone_and_head_are_recorded():
+def test_traces_of_backbone_and_head_are_recorded():
     model = make("svit_nano", "vt_fpn").eval()
     with torch.no_grad(), saccade.record(model) as traces:
         model(torch.randn(1, 3, 64, 96))
@@ -128,7 +132,7 @@ def test_tokens_of_backbone_and_head_are_recorded():
     assert [tuple(trace.maps().shape) for trace in traces[-4:]] == [(1, 4, 16 // 2**i, 24 // 2**i) for i in range(4)]
 
 
-def test_a_second_layer_of_vt_fpn_asks_with_the_tokens_of_the_first():
+def test_every_layer_of_vt_fpn_is_recorded():
     torch.manual_seed(0)
     model = saccade.create_segmenter("svit_nano", "vt_fpn", 5, head_kwargs=SMALL["vt_fpn"] | {"layers": 2}).eval()
     with torch.no_grad(), saccade.record(model) as traces:
@@ -138,38 +142,8 @@ def test_a_second_layer_of_vt_fpn_asks_with_the_tokens_of_the_first():
     )
 
 
-def test_vt_fpn_starts_as_the_levels_themselves():
-    """A fresh projector adds nothing: the neck is its 1x1 convolutions (VTR-01), a drop-in for FPN (VT-67)."""
-    from saccade.heads.fpn import FPN
-    from saccade.heads.vt_fpn import VTPyramid
-
-    pyramid = [torch.randn(2, 16 * 2**i, 16 // 2**i, 24 // 2**i) for i in range(4)]
-    channels = [features.shape[1] for features in pyramid]
-    neck = VTPyramid(channels, 16, token_dim=32, num_tokens=2, num_heads=4).eval()
-    maps = neck(pyramid)
-    assert [m.shape for m in maps] == [m.shape for m in FPN(channels, 16)(pyramid)]
-    torch.testing.assert_close(maps[0], pyramid[0])  # as wide as the maps that come out
-
-
-def test_levels_of_vt_fpn_hear_each_other():
-    """The coarsest map changes what is put back on the finest, through the tokens alone (VT-65)."""
-    from saccade.heads.vt_fpn import VTPyramid
-
-    torch.manual_seed(0)
-    neck = VTPyramid([16, 16], 16, token_dim=32, num_tokens=2, num_heads=4).eval()
-    for module in neck.modules():
-        if isinstance(module, torch.nn.BatchNorm1d):
-            torch.nn.init.ones_(module.weight)
-    fine, coarse = torch.randn(1, 16, 8, 8), torch.randn(1, 16, 4, 4)
-    with torch.no_grad():
-        before, after = neck([fine, coarse])[0], neck([fine, coarse + 1])[0]
-    assert (before - after).abs().max() > 1e-3
-
-
-# The loss
-
-
-def test_the_loss_is_cross_entropy_over_labelled_pixels_at_their_size():
+@pytest.mark.shows("PACA-51")
+def test_loss_is_cross_entropy_over_labelled_pixels_at_mask_size():
     logits, masks = torch.randn(2, 3, 4, 5), torch.randint(3, (2, 8, 10))
     masks[:, :3] = 255
     large = F.interpolate(logits, (8, 10), mode="bilinear", align_corners=False)
@@ -177,7 +151,7 @@ def test_the_loss_is_cross_entropy_over_labelled_pixels_at_their_size():
     torch.testing.assert_close(pixel_loss(logits, masks), expected)
 
 
-def test_a_batch_without_labels_teaches_nothing():
+def test_batch_without_labels_has_zero_loss_and_gradient():
     logits = torch.randn(1, 3, 4, 4, requires_grad=True)
     loss = pixel_loss(logits, torch.full((1, 4, 4), 255))
     loss.backward()
@@ -185,7 +159,8 @@ def test_a_batch_without_labels_teaches_nothing():
     assert logits.grad.abs().max() == 0
 
 
-def test_the_auxiliary_loss_counts_0_4():
+@pytest.mark.shows("PACA-51", "PACA-54")
+def test_auxiliary_loss_has_weight_0_4():
     for head in ("paca", "upernet"):
         model = make("svit_nano", head).eval()
         model.head.train()
@@ -194,34 +169,56 @@ def test_the_auxiliary_loss_counts_0_4():
                 module.eval()
         images, masks = torch.randn(2, 3, 32, 32), torch.randint(5, (2, 32, 32))
         with torch.no_grad():
-            once = model.loss(images, masks)
+            weighted = model.loss(images, masks)
             model.auxiliary_weight = 1.0
-            whole = model.loss(images, masks)
-        torch.testing.assert_close(once["auxiliary"], 0.4 * whole["auxiliary"], rtol=1e-4, atol=1e-5)
+            unweighted = model.loss(images, masks)
+        torch.testing.assert_close(weighted["auxiliary"], 0.4 * unweighted["auxiliary"], rtol=1e-4, atol=1e-5)
 
 
-# The metric
-
-
-def test_scores_against_a_confusion_matrix_by_hand():
-    """VT-73: three classes, one of them never labelled, one never answered."""
+@pytest.mark.shows("VT-73", "SF-75")
+def test_scores_match_a_confusion_matrix_by_hand():
+    """Class 2 is never labelled, class 3 neither labelled nor predicted."""
     truth = torch.tensor([[[0, 0, 0, 0], [1, 1, 255, 1]]])
-    answer = torch.tensor([[[0, 0, 0, 2], [0, 0, 1, 0]]])
+    predicted = torch.tensor([[[0, 0, 0, 2], [0, 0, 1, 0]]])
     metric = segmentation_metric(4)
-    metric.update(answer[:, :1], truth[:, :1])
-    metric.update(answer[:, 1:], truth[:, 1:])  # accumulated, not averaged over images
-    scores = Scores.of(metric.compute())
+    metric.update(predicted[:, :1], truth[:, :1])
+    metric.update(predicted[:, 1:], truth[:, 1:])  # accumulated, not averaged over images
+    scores = SegmentationScores.from_confusion(metric.compute())
     assert metric.compute().sum() == 7
-    assert scores.iou == [3 / 7, 0.0, 0.0, None]  # class 3: neither labelled nor answered
-    assert scores.acc == [0.75, 0.0, None, None]  # class 2: nothing to find
+    assert scores.iou == [3 / 7, 0.0, 0.0, None]
+    assert scores.acc == [0.75, 0.0, None, None]
     assert scores.miou == pytest.approx((3 / 7) / 3)
     assert scores.macc == pytest.approx(0.75 / 2)
     assert scores.aacc == pytest.approx(3 / 7)
 
 
-def test_a_perfect_answer_scores_one():
+def test_perfect_prediction_scores_one():
     masks = torch.randint(5, (2, 16, 16))
     metric = segmentation_metric(5)
     metric.update(masks, masks)
-    scores = Scores.of(metric.compute())
+    scores = SegmentationScores.from_confusion(metric.compute())
     assert (scores.miou, scores.macc, scores.aacc) == (1, 1, 1)
+
+
+@pytest.mark.shows("PACA-53")
+def test_paca_backbones_have_200_clusters():
+    stages = {name: options["clusters"] for name, options in BACKBONE_KWARGS.items()}
+    assert stages == {
+        **dict.fromkeys(("paca_tiny", "paca_small", "paca_base", "paca_mlp_small"), (200, 200, 200, 0)),
+        **dict.fromkeys(("paca_ec_tiny", "paca_ec_small", "paca_ec_base"), (200, 200, 200, 200)),
+    }
+    with torch.device("meta"):
+        model = saccade.create_segmenter("paca_tiny", "paca")
+        ablation = saccade.create_segmenter("paca_tiny", "paca", backbone_kwargs={"clusters": (49, 49, 49, 0)})
+    for built, expected in ((model, {200}), (ablation, {49})):
+        weights = {key: value for key, value in built.backbone.state_dict().items() if "to_score.weight" in key}
+        assert {len(value) for value in weights.values()} == expected
+    assert model.num_classes == 150
+
+
+def test_unknown_embedded_segmenter_is_named(monkeypatch):
+    files = {"svit_nano.cifar10": "a", "paca_nano+paca.camvid": "b"}
+    monkeypatch.setattr("saccade.tasks.segmentation.weights.embedded", lambda: files)
+    message = r"saccade ships no weights svit_nano\+fpn\.camvid, only: paca_nano\+paca\.camvid\."
+    with pytest.raises(ValueError, match=message):
+        saccade.create_segmenter("svit_nano", "fpn", pretrained="camvid")

@@ -6,7 +6,7 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "docs/make_results.py"
+SCRIPT = Path(__file__).parents[2] / "tools/make_results.py"
 
 
 def load():
@@ -23,7 +23,7 @@ def test_the_page_is_up_to_date():
 
 def test_a_run_becomes_a_row_without_the_paths_of_its_machine(tmp_path, monkeypatch):
     script = load()
-    monkeypatch.setattr(script, "HERE", tmp_path)
+    monkeypatch.setattr(script, "DOCS", tmp_path)
     result = {
         "model": "svit_nano", "data": "cifar10", "classes": 10, "train_images": 50000, "val_images": 10000,
         "parameters": 2_489_274, "multiply_adds": 158_100_480, "image_size": 128, "epochs": 150, "minutes": 8.5,
@@ -49,7 +49,7 @@ def test_a_run_becomes_a_row_without_the_paths_of_its_machine(tmp_path, monkeypa
 def test_a_distilled_run_stands_beside_the_first(tmp_path, monkeypatch):
     """Same model, same data: two files, two rows, and each says its own command."""
     script = load()
-    monkeypatch.setattr(script, "HERE", tmp_path)
+    monkeypatch.setattr(script, "DOCS", tmp_path)
     kept = []
     for name, top1, teacher in (("first", 28.5, None), ("second", 46.84, "/elsewhere/kept/teacher.safetensors")):
         checkpoint = "/elsewhere/kept/first.safetensors" if teacher else None
@@ -85,7 +85,7 @@ def test_a_distilled_run_stands_beside_the_first(tmp_path, monkeypatch):
 def test_every_task_of_a_set_has_its_table(tmp_path, monkeypatch):
     """Boxes without masks, and clips among pictures; a run without a commit does not speak of one."""
     script = load()
-    monkeypatch.setattr(script, "HERE", tmp_path)
+    monkeypatch.setattr(script, "DOCS", tmp_path)
     common = {
         "data": "scenes", "classes": 10, "train_images": 2048, "val_images": 256, "parameters": 3e6,
         "multiply_adds": 1e8, "image_size": 256, "epochs": 3, "minutes": 2.5, "train_images_per_s": None,

@@ -1,4 +1,4 @@
-"""Weights of segmenters: the authors' files in mmsegmentation's layout, our own, and a classifier's as a start."""
+"""Checkpoints of segmenters: authors' files in mmsegmentation's layout, our own, and classifiers."""
 
 from functools import cache
 
@@ -7,7 +7,7 @@ import torch
 
 import saccade
 from saccade.models.checkpoint import CheckpointError
-from saccade.tasks.segmentation import HEADS
+from saccade.tasks.segmentation import SEGMENTATION_HEADS
 from tests.parity import kit
 from tests.parity.fill import fill
 from tests.tasks.test_segmentation import SMALL, make
@@ -16,14 +16,14 @@ from tests.tasks.test_segmentation import SMALL, make
 @cache
 def official_file():
     """PaCa-Tiny with its head, as mmengine saves it: `backbone.*`, `decode_head.*`, under `state_dict`."""
-    trunk = {k: v for k, v in fill(kit.keys("pacavit_tiny_p2cconv_100_0")).items() if not k.startswith("head.")}
-    parts = {f"backbone.{k}": v for k, v in trunk.items()}
+    backbone = {k: v for k, v in fill(kit.keys("pacavit_tiny_p2cconv_100_0")).items() if not k.startswith("head.")}
+    parts = {f"backbone.{k}": v for k, v in backbone.items()}
     parts |= {f"decode_head.{k}": v for k, v in fill(kit.keys("paca_head")).items()}
     return {"meta": {}, "state_dict": parts}
 
 
-def test_the_authors_file_gives_backbone_and_head():
-    """Both halves have their own parity tests; here each finds its place."""
+def test_authors_file_fills_backbone_and_head():
+    """Outputs are compared in the parity tests of backbone and head; here, keys."""
     file = official_file()
     model = saccade.create_segmenter("paca_tiny", "paca", 150, backbone_kwargs={"clusters": (100, 100, 100, 0)})
     report = saccade.load_checkpoint(model, file)
@@ -31,14 +31,14 @@ def test_the_authors_file_gives_backbone_and_head():
     assert report.new == {}
     assert report.ignored == ()
     assert report.loaded == len(model.state_dict())
-    trunk = saccade.create_model("paca_tiny", features_only=True)
-    saccade.load_checkpoint(trunk, file)  # the backbone alone, from the same file
-    torch.testing.assert_close(dict(model.backbone.state_dict()), dict(trunk.state_dict()))
+    backbone = saccade.create_model("paca_tiny", features_only=True)
+    saccade.load_checkpoint(backbone, file)  # the backbone alone, from the same file
+    torch.testing.assert_close(dict(model.backbone.state_dict()), dict(backbone.state_dict()))
     score = file["state_dict"]["decode_head.clustering.1.weight"]
     torch.testing.assert_close(model.head.tokenizer.clustering.to_score.weight.data, score.flatten(1))
 
 
-def test_more_clusters_than_the_file_leave_their_scores_new():
+def test_another_number_of_clusters_leaves_their_scores_new():
     model = saccade.create_segmenter("paca_tiny", "paca", 150)  # 200 clusters, as the paper has it
     report = saccade.load_checkpoint(model, official_file())
     assert len(report.new) == 3
@@ -47,7 +47,7 @@ def test_more_clusters_than_the_file_leave_their_scores_new():
 
 
 def mmseg_upernet(model):
-    """Our UperNet's state under mmsegmentation's names."""
+    """Our UperNet's state dict under mmsegmentation's names."""
     rules = [
         ("head.pooling.levels.0", "decode_head.psp_modules.0.1"),
         ("head.pooling.levels.1", "decode_head.psp_modules.1.1"),
@@ -91,8 +91,8 @@ def renamed(model, rules):
 
 
 @pytest.mark.parametrize(("head", "official"), [("upernet", mmseg_upernet), ("fpn", mmseg_fpn)])
-def test_mmsegmentations_names(head, official):
-    """UperNet and semantic FPN on a trunk that needs no conversion."""
+def test_mmsegmentation_names_are_converted(head, official):
+    """UperNet and semantic FPN on a backbone that needs no conversion."""
     model, other = make("resnet10t", head), make("resnet10t", head)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
@@ -103,16 +103,15 @@ def test_mmsegmentations_names(head, official):
     torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()))
 
 
-def test_an_auxiliary_head_the_model_has_not_is_ignored_and_named():
+def test_missing_auxiliary_head_is_reported_as_ignored():
     model = make("resnet10t", "upernet")
-    lean = saccade.create_segmenter("resnet10t", "upernet", 5, head_kwargs=SMALL["upernet"] | {"auxiliary_dim": 0})
-    report = saccade.load_checkpoint(lean, mmseg_upernet(model))
-    assert report.ignored
-    assert all(key.startswith("head.auxiliary.") for key in report.ignored)
+    without = saccade.create_segmenter("resnet10t", "upernet", 5, head_kwargs=SMALL["upernet"] | {"auxiliary_dim": 0})
+    report = saccade.load_checkpoint(without, mmseg_upernet(model))
+    assert set(report.ignored) == {key for key in model.state_dict() if key.startswith("head.auxiliary.")}
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_our_own_file_round_trip(tmp_path, head):
+@pytest.mark.parametrize("head", SEGMENTATION_HEADS)
+def test_saved_checkpoint_round_trip(tmp_path, head):
     name = "sparseformer_nano" if head == "sparse" else "svit_nano"
     model = make(name, head)
     for parameter in model.parameters():
@@ -125,7 +124,7 @@ def test_our_own_file_round_trip(tmp_path, head):
 
 
 @pytest.mark.parametrize(("backbone", "head"), [("svit_nano", "fpn"), ("sparseformer_nano", "sparse")])
-def test_a_classifiers_file_goes_into_the_backbone(backbone, head):
+def test_classifier_checkpoint_loads_into_the_backbone(backbone, head):
     classifier, model = saccade.create_model(backbone, num_classes=7), make(backbone, head)
     with pytest.raises(CheckpointError, match=r"load_checkpoint\(model.backbone, …\)"):
         saccade.load_checkpoint(model, classifier.state_dict())
@@ -135,7 +134,7 @@ def test_a_classifiers_file_goes_into_the_backbone(backbone, head):
     torch.testing.assert_close(model.backbone.model.state_dict()[first], classifier.state_dict()[first])
 
 
-def test_a_file_of_other_classes_is_refused_and_changes_nothing():
+def test_checkpoint_of_other_classes_is_refused_and_changes_nothing():
     model, other = make("svit_nano", "fpn"), make("svit_nano", "fpn", 9)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(CheckpointError, match="the checkpoint has 9 classes, the model 5"):
@@ -144,20 +143,20 @@ def test_a_file_of_other_classes_is_refused_and_changes_nothing():
 
 
 @pytest.mark.parametrize("head", ["paca", "upernet"])
-def test_starting_from_a_file_of_other_classes_keeps_all_but_the_class_layers(head):
+def test_checkpoint_of_other_classes_fills_all_but_class_layers(head):
     other = make("svit_nano", head, 9)
     model = saccade.create_segmenter("svit_nano", head, 5, head_kwargs=SMALL[head], checkpoint=other.state_dict())
-    theirs, fresh = other.state_dict(), 0
+    theirs, new = other.state_dict(), 0
     for key, value in model.state_dict().items():
         if value.shape == theirs[key].shape:
             torch.testing.assert_close(value, theirs[key])
         else:
-            fresh += 1
+            new += 1
             assert (value.shape[0], theirs[key].shape[0]) == (5, 9)
-    assert fresh == 4  # weights and biases of the classifier, and of the clusters or the auxiliary classifier
+    assert new == 4  # weights and biases of the classifier, and of the clusters or the auxiliary classifier
 
 
-def test_starting_from_a_classifier():
+def test_classifier_checkpoint_fills_the_backbone():
     classifier = saccade.create_model("paca_nano", num_classes=7)
     model = saccade.create_segmenter(
         "paca_nano", "paca", 5, head_kwargs=SMALL["paca"], checkpoint=classifier.state_dict()

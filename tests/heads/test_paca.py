@@ -1,4 +1,4 @@
-"""The PaCa head against the authors' (parity kit `paca_head`, in float64), and against its equations."""
+"""The PaCa head against the authors' code (parity kit `paca_head`, in float64) and against PaCa Eqs. 9-14."""
 
 from functools import cache
 
@@ -39,26 +39,26 @@ def pyramid(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_logits_and_scores_are_the_authors(size):
+def test_logits_and_scores_match_the_authors_code(size):
     with torch.no_grad():
         logits, scores = make_head()(pyramid(size))
     kit.check_summary(VARIANT, f"logits/{size}", logits)
     kit.check_summary(VARIANT, f"c_raw/{size}", scores)
 
 
-def test_inner_tensors_are_the_authors():
-    head, seen = make_head(), {}
+def test_inner_tensors_match_the_authors_code():
+    head, outputs = make_head(), {}
     for name in ("to_query", "to_key", "to_value", "mix"):
-        head.get_submodule(name).register_forward_hook(lambda _, __, out, name=name: seen.__setitem__(name, out))
+        head.get_submodule(name).register_forward_hook(lambda _, __, out, name=name: outputs.__setitem__(name, out))
     with torch.no_grad():
         head(pyramid("128x128"))
-    kit.check_summary(VARIANT, "q", seen["to_query"].flatten(2).transpose(1, 2))
-    kit.check_summary(VARIANT, "k", seen["to_key"])
-    kit.check_summary(VARIANT, "v", seen["to_value"])
-    kit.check_summary(VARIANT, "proj", seen["mix"])
+    kit.check_summary(VARIANT, "q", outputs["to_query"].flatten(2).transpose(1, 2))
+    kit.check_summary(VARIANT, "k", outputs["to_key"])
+    kit.check_summary(VARIANT, "v", outputs["to_value"])
+    kit.check_summary(VARIANT, "proj", outputs["mix"])
 
 
-def test_gradients_are_the_authors():
+def test_gradients_match_the_authors_code():
     head, maps = make_head(), [features.requires_grad_() for features in pyramid("128x128")]
     logits, scores = head(maps)
     loss = kit.loss(logits) + (scores * noise("loss.c_raw", scores.shape).double() / 100).sum()
@@ -76,7 +76,7 @@ def test_gradients_are_the_authors():
         assert norm == pytest.approx(expected[names[name]], rel=kit.FLOAT64), name
 
 
-def test_batch_statistics_are_the_authors():
+def test_batch_statistics_match_the_authors_code():
     head = make_head().train()
     head.classifier.drop.eval()
     with torch.no_grad():
@@ -87,8 +87,9 @@ def test_batch_statistics_are_the_authors():
     assert kit.error(torch.stack(sums), kit.golden(VARIANT)["train_bn/buffers"]) <= kit.FLOAT64
 
 
-def test_the_head_is_equations_9_to_14():
-    """Written out pixel by pixel, for one image and one level."""
+@pytest.mark.shows("PACA-47", "PACA-48", "PACA-49", "PACA-50")
+def test_head_equals_eqs_9_to_14_written_out():
+    """For one image and one level."""
     torch.manual_seed(0)
     head = PaCaHead((6,), 3, dim=4).double().eval()
     for module in head.modules():
@@ -116,12 +117,33 @@ def test_the_head_is_equations_9_to_14():
     fc = head.classifier.fc
     expected = mixed @ fc.weight.flatten(1).T + fc.bias  # Eq. 14
     with torch.no_grad():
-        logits, second = head([features])
+        logits, auxiliary = head([features])
     torch.testing.assert_close(logits[0].flatten(1).T, expected)
-    torch.testing.assert_close(second[0].flatten(1).T, raw)
+    torch.testing.assert_close(auxiliary[0].flatten(1).T, raw)
 
 
-def test_the_clusters_of_the_head_are_the_classes():
+@pytest.mark.shows("PACA-47")
+def test_levels_are_upsampled_to_the_finest_and_concatenated():
+    torch.manual_seed(0)
+    head = PaCaHead((6, 8), 3, dim=4).double().eval()
+    fine, coarse = torch.randn(1, 6, 4, 6).double(), torch.randn(1, 8, 2, 3).double()
+    inputs = []
+    head.tokenizer.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    with torch.no_grad():
+        head([fine, coarse])
+        upsampled = torch.nn.functional.interpolate(head.levels[1](coarse), (4, 6), mode="bilinear")
+        torch.testing.assert_close(inputs[0], torch.cat([head.levels[0](fine), upsampled], 1))
+
+
+@pytest.mark.shows("PACA-52")
+def test_defaults_are_256_channels_and_dropout_0_1():
+    head = PaCaHead(CHANNELS, 150)
+    assert head.mix.conv.weight.shape == (256, 256, 1, 1)
+    assert head.classifier.drop.p == 0.1
+
+
+@pytest.mark.shows("PACA-48")
+def test_clusters_of_the_head_are_the_classes():
     model = saccade.create_segmenter("paca_nano", "paca", num_classes=7).eval()
     with torch.no_grad(), saccade.record(model) as traces:
         model(torch.randn(2, 3, 64, 96))

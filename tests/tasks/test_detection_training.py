@@ -1,4 +1,4 @@
-"""Every head learns: losses fall at once, and a handful of pictures is learnt by heart."""
+"""Training of every detection head: losses fall, and a few images are overfitted."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ import saccade
 from saccade.data.object_transforms import StraightObjects
 from saccade.data.objects import ObjectSource, ObjectSubset, SceneObjects
 from saccade.data.open_objects import open_object_split
-from saccade.tasks.coco import CocoMetric
+from saccade.tasks.coco_metric import CocoMetric
 from tests.data.coco_files import MINI
 
 REGIONS = dict(norm="group", anchor_sizes=(8, 16, 32, 64, 96), rpn_batch_size_per_image=64)
@@ -24,12 +24,12 @@ def make(head: str, num_classes: int, size: int, **options):
     return saccade.create_detector("svit_nano", head, num_classes, min_size=size, max_size=size, **REGIONS, **options)
 
 
-def learn(model: torch.nn.Module, source: ObjectSource, steps: int, rate: float = 1e-3) -> list[float]:
-    """All pictures of the source in every step; gives the losses."""
-    straight = StraightObjects()
-    read = [source.read(i) for i in range(len(source))]
-    pairs = [straight(image, source.objects(i, image.size)) for i, image in enumerate(read)]
-    images, targets = [picture / 255 for picture, _ in pairs], [target for _, target in pairs]
+def fit(model: torch.nn.Module, source: ObjectSource, steps: int, rate: float = 1e-3) -> list[float]:
+    """Train on all images in every step; return the losses."""
+    transform = StraightObjects()
+    images_read = [source.read(i) for i in range(len(source))]
+    pairs = [transform(image, source.objects(i, image.size)) for i, image in enumerate(images_read)]
+    images, targets = [pixels / 255 for pixels, _ in pairs], [target for _, target in pairs]
     optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.1)
     model.train()
@@ -47,19 +47,19 @@ def learn(model: torch.nn.Module, source: ObjectSource, steps: int, rate: float 
 
 def average_precision(model: torch.nn.Module, source: ObjectSource, masks: bool) -> dict[str, float]:
     metric = CocoMetric(source.ground_truth(), source.category_ids, masks)
-    straight = StraightObjects()
+    transform = StraightObjects()
     for i in range(len(source)):
         image = source.read(i)
-        picture, _ = straight(image, source.objects(i, image.size))
+        pixels, _ = transform(image, source.objects(i, image.size))
         with torch.no_grad():
-            metric.update(model.eval()([picture / 255]), [int(source.image_ids[i])])
+            metric.update(model.eval()([pixels / 255]), [int(source.image_ids[i])])
     return metric.compute()
 
 
 @pytest.mark.parametrize("head", ["mask_rcnn", "cascade_mask_rcnn", "sparse"])
 def test_losses_fall(head):
     options = dict(detect_tokens=12) if head == "sparse" else TINY
-    losses = learn(make(head, 10, 64, **options), SceneObjects(2, 64), steps=15)
+    losses = fit(make(head, 10, 64, **options), SceneObjects(2, 64), steps=15)
     assert sum(losses[-3:]) < 0.7 * sum(losses[:3])
 
 
@@ -68,22 +68,22 @@ def test_losses_fall(head):
     ("head", "steps", "options"),
     [("mask_rcnn", 80, SMALL), ("cascade_mask_rcnn", 80, SMALL), ("sparse", 200, dict(detect_tokens=20))],
 )
-def test_four_scenes_are_learnt_by_heart(head, steps, options):
+def test_four_scenes_are_overfitted(head, steps, options):
     scenes = SceneObjects(4, 96)
     model = make(head, 10, 96, **options)
-    learn(model, scenes, steps)
-    found = average_precision(model, scenes, masks=head != "sparse")
-    assert found["box_ap50"] > 0.95
+    fit(model, scenes, steps)
+    metrics = average_precision(model, scenes, masks=head != "sparse")
+    assert metrics["box_ap50"] > 0.95
     if head != "sparse":
-        assert found["mask_ap50"] > 0.9
+        assert metrics["mask_ap50"] > 0.9
 
 
 @pytest.mark.slow
-def test_three_pictures_of_nuclei_are_learnt_by_heart():
+def test_three_images_of_nuclei_are_overfitted():
     nuclei = ObjectSubset(open_object_split(MINI, "test_rle"), [1, 2, 4])
     options = SMALL | dict(box_batch_size_per_image=64, rpn_post_nms_top_n_train=200, rpn_post_nms_top_n_test=200)
     model = make("mask_rcnn", 1, 160, **options)
-    learn(model, nuclei, 60)
-    found = average_precision(model, nuclei, masks=True)
-    assert found["box_ap50"] > 0.85
-    assert found["mask_ap50"] > 0.85
+    fit(model, nuclei, 60)
+    metrics = average_precision(model, nuclei, masks=True)
+    assert metrics["box_ap50"] > 0.85
+    assert metrics["mask_ap50"] > 0.85
