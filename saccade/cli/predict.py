@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from saccade.cli import pick_device, print_json
-    from saccade.data.image import BadImage
+    from saccade.data.decode.image import BadImage
     from saccade.tasks.open import open_task_model
 
     device = torch.device(pick_device(args.device))
@@ -77,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
 def named(places: list[str], videos: bool = False) -> Iterator[tuple[Path, str]]:
     """Every picture or video with a name for its files; two of the same name get numbers."""
-    from saccade.data import folder, video
+    from saccade.data import folder
+    from saccade.data.decode import video
 
     known = video.SUFFIXES if videos else folder.SUFFIXES
     taken: dict[str, int] = {}
@@ -97,8 +98,8 @@ def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namesp
     import torch
 
     from saccade.data.augment import normalise
-    from saccade.data.image import read_image
-    from saccade.data.video import VideoFile
+    from saccade.data.decode.image import read_image
+    from saccade.data.decode.video import VideoFile
     from saccade.engine.feed import straight_transform
     from saccade.tasks.video import average_views
 
@@ -126,7 +127,7 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
     from PIL import Image
 
     from saccade.data.class_names import mirrored
-    from saccade.data.image import read_image
+    from saccade.data.decode.image import read_image
     from saccade.engine.evaluate_masks import answer, look_at
     from saccade.tasks.inference import Inference, label
     from saccade.tasks.segments import areas, class_colours, label_image, overlay
@@ -160,7 +161,7 @@ def detect(model: Any, card: Any, path: Path, name: str, args: argparse.Namespac
     import numpy as np
     import torch
 
-    from saccade.data.image import read_image
+    from saccade.data.decode.image import read_image
     from saccade.tasks.coco import encode
     from saccade.tasks.detections import describe_detections, draw_detections
 

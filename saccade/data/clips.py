@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as tv
 
+from saccade.data.decode.video import Video
 from saccade.data.loader import seed_all
 from saccade.data.motion_loader import one_frame_is_a_picture
-from saccade.data.video import Video
 
 
 def clip_numbers(count: int, frames: int, stride: int, start: float = 0.5) -> list[int]:

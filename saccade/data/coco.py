@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from saccade._extras import require
-from saccade.data.image import BadImage, read_image
+from saccade.data.decode.image import BadImage, read_image
 from saccade.data.objects import Objects
 from saccade.data.source import DataError
 

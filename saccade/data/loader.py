@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from saccade.data.image import BadImage
+from saccade.data.decode.image import BadImage
 from saccade.data.source import DataError, Source
 
 Transform = Callable[..., Any]  # of what a sample is made of: a picture -> uint8 (3, H, W); a picture and its mask; …

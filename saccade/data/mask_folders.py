@@ -19,8 +19,8 @@ from saccade.data.class_names import (
     COCO_THINGS,
     LIP,
 )
+from saccade.data.decode.image import BadImage, read_image
 from saccade.data.folder import SUFFIXES
-from saccade.data.image import BadImage, read_image
 from saccade.data.masks import IGNORE, Numbering, decode_mask
 from saccade.data.source import DataError
 

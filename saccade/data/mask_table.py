@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from saccade.data.image import read_image
+from saccade.data.decode.image import read_image
 from saccade.data.masks import IGNORE, Numbering, decode_mask
 from saccade.data.source import DataError
 from saccade.data.table import EncodedColumn, describe_columns

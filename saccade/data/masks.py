@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from saccade.data.image import DAMAGE, BadImage
+from saccade.data.decode.image import DAMAGE, BadImage
 from saccade.data.scenes import SHAPES, Scenes
 from saccade.data.source import DataError
 

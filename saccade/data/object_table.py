@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from saccade.data.image import DAMAGE, read_image
+from saccade.data.decode.image import DAMAGE, read_image
 from saccade.data.objects import Objects, write_coco
 from saccade.data.source import DataError
 from saccade.data.table import EncodedColumn, _choose, _features, _read, _schema

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from saccade.data.decode.image import read_image
 from saccade.data.folder import SUFFIXES
-from saccade.data.image import read_image
 from saccade.data.source import DataError
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from saccade._extras import require
-from saccade.data.image import BadImage, read_image
+from saccade.data.decode.image import BadImage, read_image
 from saccade.data.source import DataError
 
 IN_MEMORY = 4 * 2**30  # Parquet files up to this size (compressed) are read into memory

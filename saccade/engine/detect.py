@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade._extras import require
-from saccade.data.image import BadImage
+from saccade.data.decode.image import BadImage
 from saccade.data.loader import seed_all
 from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, unpack_masks
 from saccade.data.object_transforms import AugmentObjects

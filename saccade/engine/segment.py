@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from saccade.data.augment import normalise
 from saccade.data.class_names import mirrored
-from saccade.data.image import BadImage
+from saccade.data.decode.image import BadImage
 from saccade.data.loader import Batch, EvalLoader, FileLoader, MemoryEvalLoader, decode_all, seed_all
 from saccade.data.mask_augment import PairAugment
 from saccade.data.mask_transforms import PlainPair, TrainPair

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
-from saccade.data.image import DAMAGE
+from saccade.data.decode.image import DAMAGE
 from saccade.explain.images import LONGEST, load_picture
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")

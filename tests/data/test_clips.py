@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.data.clips import EvalClip, TrainClip, clip_numbers
+from saccade.data.decode.video import VideoFrames
 from saccade.data.loader import seed_all
 from saccade.data.transforms import train_transform
-from saccade.data.video import VideoFrames
 from saccade.tasks.video import average_views
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from saccade.data.coco import CocoSource
-from saccade.data.image import BadImage
+from saccade.data.decode.image import BadImage
 from saccade.data.objects import learnable
 from saccade.data.open_objects import find_object_splits, open_object_split, open_objects
 from saccade.data.source import DataError

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from saccade.data import class_names
-from saccade.data.image import BadImage
+from saccade.data.decode.image import BadImage
 from saccade.data.mask_folders import MaskFolders
 from saccade.data.masks import Numbering, SceneMasks, check_masks, decode_mask, hold_out, read_pair
 from saccade.data.open_masks import find_mask_splits, open_mask_split, open_train_and_val_masks

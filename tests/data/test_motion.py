@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from saccade.data.decode.video import VideoFile
 from saccade.data.motion import (
     HELD_OUT,
     MOTIONS,
@@ -19,7 +20,6 @@ from saccade.data.motion import (
     write_motions,
 )
 from saccade.data.photos import photo_paths
-from saccade.data.video import VideoFile
 
 PLAIN = torch.tensor([0.0, 0.25, 0.25, 0.0, 0.4, 1.0, 0.75])  # first photograph, its middle, upright, full speed
 

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from saccade.data import table
+from saccade.data.decode.image import BadImage
 from saccade.data.folder import FolderSource
-from saccade.data.image import BadImage
 from saccade.data.open import find_splits, open_split, open_train_and_val
 from saccade.data.source import DataError, check_labels, hold_out
 

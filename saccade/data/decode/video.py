@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from saccade._extras import require
-from saccade.data.image import BadImage
+from saccade.data.decode.image import BadImage
 
 SUFFIXES = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".wmv", ".flv", ".3gp", ".ts", ".gif"}
 

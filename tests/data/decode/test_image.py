@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.data.image import BadImage, read_image, to_rgb
+from saccade.data.decode.image import BadImage, read_image, to_rgb
 
 
 def encoded(image: Image.Image, kind: str, **options) -> bytes:

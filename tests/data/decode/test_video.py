@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from saccade.data.video import BadVideo, VideoFile, VideoFrames, write_video
+from saccade.data.decode.video import BadVideo, VideoFile, VideoFrames, write_video
 from tests.peak_memory import PEAK
 
 av = pytest.importorskip("av")
@@ -137,7 +137,7 @@ def test_the_error_travels_between_processes():
 
 
 def test_frames_are_made_one_by_one_as_they_are_asked_for(tmp_path, monkeypatch):
-    from saccade.data import video as module
+    from saccade.data.decode import video as module
 
     made: list[int] = []
     upright = module._upright
@@ -164,7 +164,7 @@ def test_ten_minutes_are_read_in_bounded_memory(tmp_path):
         container.mux(stream.encode())
     code = PEAK + (
         "import sys\n"
-        "from saccade.data.video import VideoFile\n"
+        "from saccade.data.decode.video import VideoFile\n"
         "import av, numpy, PIL.Image\n"
         "before = peak()\n"
         "video = VideoFile(sys.argv[1])\n"
