@@ -7,8 +7,8 @@ import argparse
 
 import torch
 
-from saccade.data.augment import normalise
 from saccade.data.motion import MOTIONS, MotionSet
+from saccade.data.transforms.batch import normalise
 from saccade.models.card import open_model
 
 OPPOSITE = {"left": "right", "up": "down", "zoom in": "zoom out"}

@@ -97,9 +97,9 @@ def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namesp
     """The most probable classes of a picture, or of a video in several views."""
     import torch
 
-    from saccade.data.augment import normalise
     from saccade.data.decode.image import read_image
     from saccade.data.decode.video import VideoFile
+    from saccade.data.transforms.batch import normalise
     from saccade.engine.feed import straight_transform
     from saccade.tasks.video import average_views
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from saccade.data.loader import Order, _data_loader, _Pictures, _Sampler
-from saccade.data.object_transforms import ObjectTransform, StraightObjects, Target
 from saccade.data.objects import ObjectSource
 from saccade.data.source import DataError
+from saccade.data.transforms.objects import ObjectTransform, StraightObjects, Target
 
 
 class ObjectBatch(NamedTuple):

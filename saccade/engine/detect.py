@@ -10,9 +10,9 @@ from saccade._extras import require
 from saccade.data.decode.image import BadImage
 from saccade.data.loader import seed_all
 from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, unpack_masks
-from saccade.data.object_transforms import AugmentObjects
 from saccade.data.open_objects import open_objects
 from saccade.data.source import DataError
+from saccade.data.transforms.objects import AugmentObjects
 from saccade.engine.evaluate_objects import ObjectEvaluation, evaluate_detector, metric_for
 from saccade.engine.feed import BadPictures, Feed, Share, Sources
 from saccade.engine.module import Assembly, Training

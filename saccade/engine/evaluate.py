@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.data.augment import normalise, resize
 from saccade.data.loader import Batch
 from saccade.data.open import open_split
 from saccade.data.open_videos import find_video_splits
 from saccade.data.source import DataError, Source, check_labels
+from saccade.data.transforms.batch import normalise, resize
 from saccade.engine.feed import BadPictures, evaluation_batches
 from saccade.models.card import Card, Preprocess, open_model
 from saccade.tasks.classification import accuracy_metrics, per_class

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.data.augment import normalise
 from saccade.data.class_names import mirrored
 from saccade.data.loader import Batch, EvalLoader
-from saccade.data.mask_transforms import PlainPair
 from saccade.data.masks import MaskSource, check_masks, masked
 from saccade.data.open_masks import open_mask_split
 from saccade.data.source import DataError
+from saccade.data.transforms.batch import normalise
+from saccade.data.transforms.mask import PlainPair
 from saccade.engine.feed import BadPictures
 from saccade.models.card import Card, Preprocess
 from saccade.tasks.inference import WHOLE, Inference, infer

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from saccade.data.augment import BatchAugment, Policy
-from saccade.data.clips import EvalClip, TrainClip
 from saccade.data.loader import (
     Batch,
     EvalLoader,
@@ -26,7 +24,9 @@ from saccade.data.motion_loader import MotionEvalLoader, MotionLoader
 from saccade.data.open import open_train_and_val
 from saccade.data.open_videos import find_video_splits
 from saccade.data.source import DataError, Source
-from saccade.data.transforms import MemoryTransform, eval_transform, train_transform
+from saccade.data.transforms.batch import BatchAugment, Policy
+from saccade.data.transforms.clips import EvalClip, TrainClip
+from saccade.data.transforms.image import MemoryTransform, eval_transform, train_transform
 from saccade.engine.clock import Clock
 from saccade.engine.recipe import Augment, Data, Recipe
 from saccade.models.card import Preprocess

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from saccade.data.clips import clip_numbers
 from saccade.data.decode.video import Video, VideoFile, VideoFrames
+from saccade.data.transforms.clips import clip_numbers
 from saccade.explain.images import DISPLAY, frame
 
 Clip = str | os.PathLike | np.ndarray | Tensor | Video

@@ -17,7 +17,7 @@ from saccade.data.loader import (
 )
 from saccade.data.scenes import Scenes
 from saccade.data.source import DataError
-from saccade.data.transforms import MemoryTransform, eval_transform, train_transform
+from saccade.data.transforms.image import MemoryTransform, eval_transform, train_transform
 
 
 def joined(lists) -> list:

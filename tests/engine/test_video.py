@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.data.clips import EvalClip
 from saccade.data.motion import MOTIONS, MotionSet, write_motions
+from saccade.data.transforms.clips import EvalClip
 from saccade.data.video_source import VideoFolder
 from saccade.engine.classify import Classify
 from saccade.engine.evaluate import evaluate_checkpoint, evaluate_model

@@ -10,10 +10,10 @@ from torchvision import tv_tensors
 
 from saccade.data.loader import Order, seed_all
 from saccade.data.object_loader import ObjectEvalLoader, ObjectLoader, pack_masks, unpack_masks
-from saccade.data.object_transforms import AugmentObjects, StraightObjects, settle, tight_boxes
 from saccade.data.objects import Objects, SceneObjects, learnable
 from saccade.data.open_objects import open_objects
 from saccade.data.source import DataError
+from saccade.data.transforms.objects import AugmentObjects, StraightObjects, settle, tight_boxes
 from tests.data.coco_files import write
 
 COLOURS = [(200, 0, 0), (0, 200, 0)]

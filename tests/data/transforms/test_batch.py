@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from saccade.data.augment import (
+from saccade.data.transforms.batch import (
     GEOMETRY,
     OPERATIONS,
     BatchAugment,

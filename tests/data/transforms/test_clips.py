@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.data.clips import EvalClip, TrainClip, clip_numbers
 from saccade.data.decode.video import VideoFrames
 from saccade.data.loader import seed_all
-from saccade.data.transforms import train_transform
+from saccade.data.transforms.clips import EvalClip, TrainClip, clip_numbers
+from saccade.data.transforms.image import train_transform
 from saccade.tasks.video import average_views
 
 

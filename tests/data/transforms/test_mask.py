@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.data.mask_augment import PairAugment, distort, read_masks, turn_hue, window_grid
-from saccade.data.mask_transforms import BalancedCrop, Mirror, PlainPair, TrainPair
 from saccade.data.masks import IGNORE
+from saccade.data.transforms.mask import BalancedCrop, Mirror, PlainPair, TrainPair
+from saccade.data.transforms.mask_batch import PairAugment, distort, read_masks, turn_hue, window_grid
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
