@@ -7,7 +7,7 @@ import argparse
 
 import torch
 
-from saccade.data.motion import MOTIONS, MotionSet
+from saccade.data.synthetic.motions import MOTIONS, MotionSet
 from saccade.data.transforms.batch import normalise
 from saccade.models.card import open_model
 

@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from saccade.data.decode.image import DAMAGE, BadImage
-from saccade.data.scenes import SHAPES, Scenes
 from saccade.data.source import DataError
+from saccade.data.synthetic.scenes import SHAPES, Scenes
 
 IGNORE = 255
 LOOK_AT = 24  # masks of a set that are read before the first update

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade.data.loader import Batch, Order
-from saccade.data.motion import MotionSet
+from saccade.data.synthetic.motions import MotionSet
 
 
 class MotionLoader:

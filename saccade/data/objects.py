@@ -7,8 +7,8 @@ import numpy as np
 from PIL import Image
 
 from saccade._extras import require
-from saccade.data.scenes import Frame, Scenes
 from saccade.data.source import DataError
+from saccade.data.synthetic.scenes import Frame, Scenes
 
 
 class Objects(NamedTuple):

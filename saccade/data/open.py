@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from saccade.data.folder import FolderSource
-from saccade.data.scenes import Scenes
 from saccade.data.shards import ShardSource
 from saccade.data.source import DataError, Source, Subset, check_labels, hold_out
+from saccade.data.synthetic.scenes import Scenes
 from saccade.data.table import TableSource, disk_files
 
 TRAIN, HELD_OUT = ("train", "training"), ("val", "validation", "valid", "dev", "test", "testing")

@@ -4,9 +4,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from saccade.data.motion import MOTIONS, MotionSet
 from saccade.data.open import HELD_OUT, TRAIN, Opener
 from saccade.data.source import DataError, Source
+from saccade.data.synthetic.motions import MOTIONS, MotionSet
 from saccade.data.video_source import VideoFolder, VideoList
 
 EMBEDDED = "motions"

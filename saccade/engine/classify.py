@@ -8,7 +8,7 @@ from timm.data.mixup import Mixup
 from torch import Tensor, nn
 
 from saccade.data.loader import Batch, MemoryEvalLoader, seed_all
-from saccade.data.motion import MotionSet
+from saccade.data.synthetic.motions import MotionSet
 from saccade.data.transforms.batch import erase, normalise, resize
 from saccade.engine.evaluate import Evaluation, evaluate_model
 from saccade.engine.feed import Feed, Share, batch_augment, evaluation_batches, open_sources, picture_feed

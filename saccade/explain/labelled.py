@@ -12,7 +12,7 @@ from PIL import Image, UnidentifiedImageError
 
 from saccade._extras import require
 from saccade.data.open import EMBEDDED
-from saccade.data.scenes import Scenes
+from saccade.data.synthetic.scenes import Scenes
 from saccade.explain.images import load_picture
 from saccade.explain.superpixels import IGNORE
 

@@ -15,8 +15,8 @@ from saccade.data.loader import (
     decode_all,
     memory_size,
 )
-from saccade.data.scenes import Scenes
 from saccade.data.source import DataError
+from saccade.data.synthetic.scenes import Scenes
 from saccade.data.transforms.image import MemoryTransform, eval_transform, train_transform
 
 

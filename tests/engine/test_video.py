@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.data.motion import MOTIONS, MotionSet, write_motions
+from saccade.data.synthetic.motions import MOTIONS, MotionSet, write_motions
 from saccade.data.transforms.clips import EvalClip
 from saccade.data.video_source import VideoFolder
 from saccade.engine.classify import Classify

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from saccade.data.scenes import MOTIONS, SHAPES, Scenes
 from saccade.data.source import DataError
+from saccade.data.synthetic.scenes import MOTIONS, SHAPES, Scenes
 
 
 def test_a_scene_follows_from_seed_split_and_number_alone():

@@ -1,0 +1,1 @@
+"""Embedded datasets, rendered on the fly, and the bundled photographs."""
