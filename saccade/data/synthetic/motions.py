@@ -22,7 +22,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from saccade.data.decode.video import VideoFrames, write_video
-from saccade.data.photos import photo_paths
+from saccade.data.synthetic.photos import photo_paths
 
 MOTIONS = ["left", "right", "up", "down", "zoom in", "zoom out", "rotate", "still"]
 SPLITS = {"train": 0, "val": 1, "test": 2}

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from saccade.data.decode.video import VideoFile
-from saccade.data.photos import photo_paths
 from saccade.data.synthetic.motions import (
     HELD_OUT,
     MOTIONS,
@@ -20,6 +19,7 @@ from saccade.data.synthetic.motions import (
     uniform,
     write_motions,
 )
+from saccade.data.synthetic.photos import photo_paths
 
 PLAIN = torch.tensor([0.0, 0.25, 0.25, 0.0, 0.4, 1.0, 0.75])  # first photograph, its middle, upright, full speed
 
