@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
 def named(places: list[str], videos: bool = False) -> Iterator[tuple[Path, str]]:
     """Every picture or video with a name for its files; two of the same name get numbers."""
-    from saccade.data import folder
     from saccade.data.decode import video
+    from saccade.data.sources import folder
 
     known = video.SUFFIXES if videos else folder.SUFFIXES
     taken: dict[str, int] = {}
@@ -126,8 +126,8 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
     import torch
     from PIL import Image
 
-    from saccade.data.class_names import mirrored
     from saccade.data.decode.image import read_image
+    from saccade.data.sources.class_names import mirrored
     from saccade.engine.evaluate_masks import answer, look_at
     from saccade.tasks.inference import Inference, label
     from saccade.tasks.segments import areas, class_colours, label_image, overlay

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from saccade.data.decode.image import BadImage
-from saccade.data.source import DataError, Source
+from saccade.data.sources.base import DataError, Source
 
 Transform = Callable[..., Any]  # of what a sample is made of: a picture -> uint8 (3, H, W); a picture and its mask; …
 Sample = Callable[[Any, Transform, int], tuple[Tensor, Any]]  # source, transform, index -> picture, its label

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from saccade.data.loader import Order, _data_loader, _Pictures, _Sampler
-from saccade.data.objects import ObjectSource
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
+from saccade.data.sources.objects import ObjectSource
 from saccade.data.transforms.objects import ObjectTransform, StraightObjects, Target
 
 

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from saccade.data.folder import FolderSource
-from saccade.data.shards import ShardSource
-from saccade.data.source import DataError, Source, Subset, check_labels, hold_out
+from saccade.data.sources.base import DataError, Source, Subset, check_labels, hold_out
+from saccade.data.sources.folder import FolderSource
+from saccade.data.sources.shards import ShardSource
+from saccade.data.sources.table import TableSource, disk_files
 from saccade.data.synthetic.scenes import Scenes
-from saccade.data.table import TableSource, disk_files
 
 TRAIN, HELD_OUT = ("train", "training"), ("val", "validation", "valid", "dev", "test", "testing")
 EMBEDDED = "scenes"

@@ -5,11 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from saccade.data.mask_folders import MaskFolders, Splits, count_classes, find_layout, names_beside
-from saccade.data.mask_table import MaskTable
-from saccade.data.masks import IGNORE, MaskSource, Numbering, SceneMasks, check_masks, hold_out
 from saccade.data.open import EMBEDDED, HELD_OUT, TRAIN, group_files
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
+from saccade.data.sources.mask_folders import MaskFolders, Splits, count_classes, find_layout, names_beside
+from saccade.data.sources.mask_table import MaskTable
+from saccade.data.sources.masks import IGNORE, MaskSource, Numbering, SceneMasks, check_masks, hold_out
 
 Opener = Callable[[], MaskSource]
 

@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from saccade.data.coco import CocoSource, read_json
-from saccade.data.object_table import TableObjects
-from saccade.data.objects import ObjectSource, SceneObjects, hold_out_objects
 from saccade.data.open import EMBEDDED, HELD_OUT, TRAIN
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
+from saccade.data.sources.coco import CocoSource, read_json
+from saccade.data.sources.object_table import TableObjects
+from saccade.data.sources.objects import ObjectSource, SceneObjects, hold_out_objects
 
 Opener = Callable[..., ObjectSource]  # called with classes=…
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from saccade.data.open import HELD_OUT, TRAIN, Opener
-from saccade.data.source import DataError, Source
+from saccade.data.sources.base import DataError, Source
+from saccade.data.sources.videos import VideoFolder, VideoList
 from saccade.data.synthetic.motions import MOTIONS, MotionSet
-from saccade.data.video_source import VideoFolder, VideoList
 
 EMBEDDED = "motions"
 LISTS = (".csv", ".tsv", ".txt")

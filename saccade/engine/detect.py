@@ -11,7 +11,7 @@ from saccade.data.decode.image import BadImage
 from saccade.data.loader import seed_all
 from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, unpack_masks
 from saccade.data.open_objects import open_objects
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
 from saccade.data.transforms.objects import AugmentObjects
 from saccade.engine.evaluate_objects import ObjectEvaluation, evaluate_detector, metric_for
 from saccade.engine.feed import BadPictures, Feed, Share, Sources

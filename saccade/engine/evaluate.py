@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from saccade.data.loader import Batch
 from saccade.data.open import open_split
 from saccade.data.open_videos import find_video_splits
-from saccade.data.source import DataError, Source, check_labels
+from saccade.data.sources.base import DataError, Source, check_labels
 from saccade.data.transforms.batch import normalise, resize
 from saccade.engine.feed import BadPictures, evaluation_batches
 from saccade.models.card import Card, Preprocess, open_model

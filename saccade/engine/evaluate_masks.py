@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.data.class_names import mirrored
 from saccade.data.loader import Batch, EvalLoader
-from saccade.data.masks import MaskSource, check_masks, masked
 from saccade.data.open_masks import open_mask_split
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
+from saccade.data.sources.class_names import mirrored
+from saccade.data.sources.masks import MaskSource, check_masks, masked
 from saccade.data.transforms.batch import normalise
 from saccade.data.transforms.mask import PlainPair
 from saccade.engine.feed import BadPictures

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader
-from saccade.data.objects import ObjectSource
 from saccade.data.open_objects import open_object_split
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
+from saccade.data.sources.objects import ObjectSource
 from saccade.engine.feed import BadPictures
 from saccade.models.card import Card
 from saccade.tasks.coco import CocoMetric

@@ -22,7 +22,7 @@ from saccade.data.loader import (
 from saccade.data.motion_loader import MotionEvalLoader, MotionLoader
 from saccade.data.open import open_train_and_val
 from saccade.data.open_videos import find_video_splits
-from saccade.data.source import DataError, Source
+from saccade.data.sources.base import DataError, Source
 from saccade.data.synthetic.motions import MotionSet
 from saccade.data.transforms.batch import BatchAugment, Policy
 from saccade.data.transforms.clips import EvalClip, TrainClip

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from saccade.data.decode.image import BadImage
 from saccade.data.decode.video import middle_frame
-from saccade.data.source import Source
+from saccade.data.sources.base import Source
 from saccade.engine.charts import bar_chart, line_chart, matrix_chart
 from saccade.engine.evaluate import Evaluation
 from saccade.engine.recipe import NAMES, Recipe, to_yaml

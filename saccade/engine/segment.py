@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from saccade.data.class_names import mirrored
 from saccade.data.decode.image import BadImage
 from saccade.data.loader import Batch, EvalLoader, FileLoader, MemoryEvalLoader, decode_all, seed_all
-from saccade.data.masks import MaskSource, masked, read_pair
 from saccade.data.open_masks import open_train_and_val_masks
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
+from saccade.data.sources.class_names import mirrored
+from saccade.data.sources.masks import MaskSource, masked, read_pair
 from saccade.data.transforms.batch import normalise
 from saccade.data.transforms.mask import PlainPair, TrainPair
 from saccade.data.transforms.mask_batch import PairAugment

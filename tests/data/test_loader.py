@@ -5,7 +5,6 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.data.folder import FolderSource
 from saccade.data.loader import (
     EvalLoader,
     FileLoader,
@@ -15,7 +14,8 @@ from saccade.data.loader import (
     decode_all,
     memory_size,
 )
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
+from saccade.data.sources.folder import FolderSource
 from saccade.data.synthetic.scenes import Scenes
 from saccade.data.transforms.image import MemoryTransform, eval_transform, train_transform
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
 from saccade.engine.evaluate_masks import evaluate_segmenter_checkpoint
 from saccade.engine.recipe import load_recipe
 from saccade.engine.train import assemble, train

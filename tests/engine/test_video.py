@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from saccade.data.sources.videos import VideoFolder
 from saccade.data.synthetic.motions import MOTIONS, MotionSet, write_motions
 from saccade.data.transforms.clips import EvalClip
-from saccade.data.video_source import VideoFolder
 from saccade.engine.classify import Classify
 from saccade.engine.evaluate import evaluate_checkpoint, evaluate_model
 from saccade.engine.feed import evaluation_batches

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import saccade
-from saccade.data.objects import ObjectSource, ObjectSubset, SceneObjects
 from saccade.data.open_objects import open_object_split
+from saccade.data.sources.objects import ObjectSource, ObjectSubset, SceneObjects
 from saccade.data.transforms.objects import StraightObjects
 from saccade.tasks.coco import CocoMetric
 from tests.data.coco_files import MINI

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
 
 SHAPES = ["disc", "square", "triangle", "star", "cross", "ring", "crescent", "heart", "hexagon", "bars"]
 MOTIONS = ["still", "right", "left", "down", "up", "clockwise", "counterclockwise", "growing", "shrinking"]

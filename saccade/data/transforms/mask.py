@@ -15,7 +15,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from saccade.data.masks import IGNORE
+from saccade.data.sources.masks import IGNORE
 
 PairTransform = Callable[[Image.Image, np.ndarray], tuple[Tensor, Tensor]]  # -> (3, H, W) uint8, (H, W) uint8
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saccade.data.masks import IGNORE
+from saccade.data.sources.masks import IGNORE
 from saccade.data.transforms.batch import affine, blend, normalise
 
 TO_YIQ = ((0.299, 0.587, 0.114), (0.596, -0.274, -0.322), (0.211, -0.523, 0.312))  # brightness, and two of colour

@@ -9,8 +9,8 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from saccade.data.objects import Objects, learnable
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
+from saccade.data.sources.objects import Objects, learnable
 
 Target = dict[str, Tensor]
 ObjectTransform = Callable[[Image.Image, Objects], tuple[Tensor, Target]]

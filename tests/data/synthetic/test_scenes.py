@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
 from saccade.data.synthetic.scenes import MOTIONS, SHAPES, Scenes
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.data.masks import IGNORE
+from saccade.data.sources.masks import IGNORE
 from saccade.data.transforms.mask import BalancedCrop, Mirror, PlainPair, TrainPair
 from saccade.data.transforms.mask_batch import PairAugment, distort, read_masks, turn_hue, window_grid
 

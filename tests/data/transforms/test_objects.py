@@ -10,9 +10,9 @@ from torchvision import tv_tensors
 
 from saccade.data.loader import Order, seed_all
 from saccade.data.object_loader import ObjectEvalLoader, ObjectLoader, pack_masks, unpack_masks
-from saccade.data.objects import Objects, SceneObjects, learnable
 from saccade.data.open_objects import open_objects
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
+from saccade.data.sources.objects import Objects, SceneObjects, learnable
 from saccade.data.transforms.objects import AugmentObjects, StraightObjects, settle, tight_boxes
 from tests.data.coco_files import write
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from saccade.data.decode.image import read_image
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2", ".avif"}
 

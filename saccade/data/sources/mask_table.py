@@ -8,9 +8,9 @@ import numpy as np
 from PIL import Image
 
 from saccade.data.decode.image import read_image
-from saccade.data.masks import IGNORE, Numbering, decode_mask
-from saccade.data.source import DataError
-from saccade.data.table import EncodedColumn, describe_columns
+from saccade.data.sources.base import DataError
+from saccade.data.sources.masks import IGNORE, Numbering, decode_mask
+from saccade.data.sources.table import EncodedColumn, describe_columns
 
 MASK_NAMES = ("annotation", "mask", "label", "labels", "segmentation", "segmentation_mask", "semantic")
 

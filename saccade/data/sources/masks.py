@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from saccade.data.decode.image import DAMAGE, BadImage
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
 from saccade.data.synthetic.scenes import SHAPES, Scenes
 
 IGNORE = 255

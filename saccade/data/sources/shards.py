@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 from saccade.data.decode.image import read_image
-from saccade.data.folder import SUFFIXES
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
+from saccade.data.sources.folder import SUFFIXES
 
 
 class ShardSource:

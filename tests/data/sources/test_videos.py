@@ -6,8 +6,8 @@ import pytest
 from saccade.data.decode.video import VideoFile, write_video
 from saccade.data.open import open_split, open_train_and_val
 from saccade.data.open_videos import find_video_splits
-from saccade.data.source import DataError
-from saccade.data.video_source import VideoFolder, VideoList, read_rows
+from saccade.data.sources.base import DataError
+from saccade.data.sources.videos import VideoFolder, VideoList, read_rows
 
 
 @pytest.fixture(scope="module")

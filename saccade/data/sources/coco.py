@@ -13,8 +13,8 @@ from PIL import Image
 
 from saccade._extras import require
 from saccade.data.decode.image import BadImage, read_image
-from saccade.data.objects import Objects
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
+from saccade.data.sources.objects import Objects
 
 _logger = logging.getLogger(__name__)
 

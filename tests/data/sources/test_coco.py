@@ -6,11 +6,11 @@ import pickle
 import numpy as np
 import pytest
 
-from saccade.data.coco import CocoSource
 from saccade.data.decode.image import BadImage
-from saccade.data.objects import learnable
 from saccade.data.open_objects import find_object_splits, open_object_split, open_objects
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
+from saccade.data.sources.coco import CocoSource
+from saccade.data.sources.objects import learnable
 from tests.data.coco_files import HEIGHT, MINI, WIDTH, half, write
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.data import class_names
 from saccade.data.decode.image import BadImage
-from saccade.data.mask_folders import MaskFolders
-from saccade.data.masks import Numbering, SceneMasks, check_masks, decode_mask, hold_out, read_pair
 from saccade.data.open_masks import find_mask_splits, open_mask_split, open_train_and_val_masks
-from saccade.data.source import DataError
+from saccade.data.sources import class_names
+from saccade.data.sources.base import DataError
+from saccade.data.sources.mask_folders import MaskFolders
+from saccade.data.sources.masks import Numbering, SceneMasks, check_masks, decode_mask, hold_out, read_pair
 
 
 def save(path, values, mode=None):

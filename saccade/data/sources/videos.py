@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from saccade.data.decode.video import SUFFIXES, VideoFile
-from saccade.data.folder import FolderSource
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
+from saccade.data.sources.folder import FolderSource
 
 PATHS = ("path", "file", "filename", "file_name", "video", "video_path")
 LABELS = ("label", "class", "category", "class_name", "action")

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from saccade.data.class_names import (
+from saccade.data.decode.image import BadImage, read_image
+from saccade.data.sources.base import DataError
+from saccade.data.sources.class_names import (
     ADE20K,
     CITYSCAPES,
     CITYSCAPES_NUMBERS,
@@ -19,10 +21,8 @@ from saccade.data.class_names import (
     COCO_THINGS,
     LIP,
 )
-from saccade.data.decode.image import BadImage, read_image
-from saccade.data.folder import SUFFIXES
-from saccade.data.masks import IGNORE, Numbering, decode_mask
-from saccade.data.source import DataError
+from saccade.data.sources.folder import SUFFIXES
+from saccade.data.sources.masks import IGNORE, Numbering, decode_mask
 
 SPLITS = {"train": "train", "training": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
 SPLITS |= {"train2017": "train", "val2017": "val", "testing": "test"}

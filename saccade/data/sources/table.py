@@ -17,7 +17,7 @@ from PIL import Image
 
 from saccade._extras import require
 from saccade.data.decode.image import BadImage, read_image
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
 
 IN_MEMORY = 4 * 2**30  # Parquet files up to this size (compressed) are read into memory
 IMAGE_NAMES, LABEL_NAMES = ("image", "img", "jpg", "picture"), ("label", "labels", "fine_label", "class", "target", "y")

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from saccade.data.object_table import TableObjects
 from saccade.data.open_objects import open_object_split, open_objects
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
+from saccade.data.sources.object_table import TableObjects
 from tests.data.coco_files import MINI
 
 FEATURES = {

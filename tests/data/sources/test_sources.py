@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from saccade.data import table
 from saccade.data.decode.image import BadImage
-from saccade.data.folder import FolderSource
 from saccade.data.open import find_splits, open_split, open_train_and_val
-from saccade.data.source import DataError, check_labels, hold_out
+from saccade.data.sources import table
+from saccade.data.sources.base import DataError, check_labels, hold_out
+from saccade.data.sources.folder import FolderSource
 
 
 def picture(value: int) -> bytes:

@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from saccade._extras import require
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
 from saccade.data.synthetic.scenes import Frame, Scenes
 
 

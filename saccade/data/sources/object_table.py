@@ -9,9 +9,9 @@ import numpy as np
 from PIL import Image
 
 from saccade.data.decode.image import DAMAGE, read_image
-from saccade.data.objects import Objects, write_coco
-from saccade.data.source import DataError
-from saccade.data.table import EncodedColumn, _choose, _features, _read, _schema
+from saccade.data.sources.base import DataError
+from saccade.data.sources.objects import Objects, write_coco
+from saccade.data.sources.table import EncodedColumn, _choose, _features, _read, _schema
 
 CATEGORY_NAMES = ("category", "label", "category_id", "labels")
 
