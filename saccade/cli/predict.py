@@ -77,10 +77,10 @@ def run(args: argparse.Namespace) -> int:
 
 def named(places: list[str], videos: bool = False) -> Iterator[tuple[Path, str]]:
     """Every picture or video with a name for its files; two of the same name get numbers."""
-    from saccade.data.decode import video
-    from saccade.data.sources import folder
+    from saccade.data.decode.image import IMAGE_SUFFIXES
+    from saccade.data.decode.video import VIDEO_SUFFIXES
 
-    known = video.SUFFIXES if videos else folder.SUFFIXES
+    known = VIDEO_SUFFIXES if videos else IMAGE_SUFFIXES
     taken: dict[str, int] = {}
     for place in map(Path, places):
         if not place.exists():

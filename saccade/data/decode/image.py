@@ -1,83 +1,116 @@
-"""One encoded picture -> correct 8-bit RGB, whatever camera, scanner or web page wrote it."""
+"""Encoded image -> 8-bit RGB, and encoded mask -> integers, for every file type that datasets use."""
 
 import io
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageCms, ImageOps
+from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 
-# What Pillow raises for files that are empty, cut off, of another kind, or far too large.
-DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.DecompressionBombError)
+IMAGE_SUFFIXES = {
+    ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2", ".avif",
+}  # fmt: skip
+# Pillow's other parsers (PSD, EPS, FITS, ...) are larger, less tested, and must not run on untrusted files.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
+# Raised by Pillow for empty, truncated, oversized or unidentified files.
+DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.DecompressionBombError)
 
 
 class BadImage(ValueError):
-    """A picture that cannot be read; the message names the file and the reason."""
+    """An image that cannot be read. The message is `name: reason`."""
 
     def __init__(self, name: str, reason: object):
         super().__init__(f"{name}: {reason}")
         self.name, self.reason = name, str(reason)
 
-    def __reduce__(self):  # it travels from loader processes
-        return BadImage, (self.name, self.reason)
+    def __reduce__(self):  # pickled by DataLoader workers
+        return type(self), (self.name, self.reason)
 
 
 def read_image(source: str | Path | bytes | Any, name: str | None = None) -> Image.Image:
-    """A file's path, its bytes, or an open binary file -> an RGB image; `BadImage` names a damaged one."""
+    """Decode a path, bytes or an open binary file to RGB; raises `BadImage`, which carries `name`."""
     name = name or (str(source) if isinstance(source, (str, Path)) else "image")
+    return _decode(source, name, to_rgb)
+
+
+def read_mask_values(source: str | Path | bytes | Any, name: str) -> np.ndarray:
+    """Integers (H, W) int64 of a palette, 8-bit or 16-bit grey file. The colours of a palette are ignored."""
+    values, mode = _decode(source, name, lambda image: (np.array(image), image.mode))
+    if values.ndim == 3 and values.shape[2] >= 3 and (values[..., :3] == values[..., :1]).all():
+        values = values[..., 0]  # grey stored as RGB
+    if values.ndim != 2 or values.dtype.kind not in "uib":
+        raise BadImage(
+            name,
+            f"expected a mask with one channel of class indices, got a colour image (mode {mode}). "
+            "Replace every colour by its class index and save as 8-bit PNG",
+        )
+    return values.astype(np.int64)
+
+
+def _decode(source: Any, name: str, convert: Any) -> Any:
+    """`convert` of the loaded Pillow image. Every file that saccade.data decodes is opened here."""
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()) as image:
             image.load()
-            return to_rgb(image)
-    except DAMAGE as error:
+            return convert(image)
+    except UnidentifiedImageError as error:
+        raise BadImage(name, f"not a readable image. Expected one of {', '.join(FORMATS)}") from error
+    except DECODE_ERRORS as error:
         raise BadImage(name, error) from error
 
 
+@lru_cache(maxsize=1)
+def _formats() -> tuple[str, ...]:
+    """FORMATS that the installed Pillow can open; AVIF needs Pillow 11.3."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
 def to_rgb(image: Image.Image) -> Image.Image:
-    """EXIF orientation applied, transparency laid on white, 16-bit scaled (not clipped), CMYK by its profile."""
+    """Apply EXIF orientation, composite transparency on white, scale 16-bit values, convert CMYK by its profile."""
     image = ImageOps.exif_transpose(image)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode == "CMYK":
-        return _from_cmyk(image)
+        return _cmyk_to_rgb(image)
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
-        return _from_deep(image)
+        return _grey_to_rgb(image)
     if image.mode == "LAB":
-        srgb = ImageCms.createProfile("sRGB")
-        return _converted(image, ImageCms.createProfile("LAB"), srgb)
+        return _convert_profile(image, ImageCms.createProfile("LAB"))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        opaque = image.convert("RGBA")
-        white = Image.new("RGBA", opaque.size, "white")
-        return Image.alpha_composite(white, opaque).convert("RGB")
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, "white")
+        return Image.alpha_composite(white, rgba).convert("RGB")
     return image.convert("RGB")
 
 
-def _from_deep(image: Image.Image) -> Image.Image:
-    """16-bit and 32-bit grey: scaled by the range its values lie in, never clipped at 255."""
+def _grey_to_rgb(image: Image.Image) -> Image.Image:
+    """16-bit, 32-bit and float grey, scaled to 8 bits by the range of the values instead of clipped at 255."""
     values = np.asarray(image, dtype=np.float64)
     if not np.isfinite(values).all() or values.min(initial=0) < 0:
         raise ValueError("grey values must be finite and not negative")
-    top = values.max(initial=0)
+    maximum = values.max(initial=0)
     if image.mode.startswith("I"):
-        full = 65535  # Pillow opens 16-bit files as "I" or "I;16"
+        white = 65535  # Pillow opens 16-bit files as "I" or "I;16"
     else:
-        full = 1 if top <= 1 else 255 if top <= 255 else 65535
-    if top > full:
-        raise ValueError(f"grey values reach {top:g}, beyond 16 bits; convert the file first")
-    return Image.fromarray((values * (255 / full) + 0.5).astype(np.uint8)).convert("RGB")
+        white = 1 if maximum <= 1 else 255 if maximum <= 255 else 65535
+    if maximum > white:
+        raise ValueError(f"expected grey values of at most 16 bits, got {maximum:g}. Convert the file first")
+    return Image.fromarray((values * (255 / white) + 0.5).astype(np.uint8)).convert("RGB")
 
 
-def _from_cmyk(image: Image.Image) -> Image.Image:
+def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
     profile = image.info.get("icc_profile")
     if profile:
         try:
-            return _converted(image, ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB"))
+            return _convert_profile(image, ImageCms.ImageCmsProfile(io.BytesIO(profile)))
         except (ImageCms.PyCMSError, OSError):
-            pass  # a broken profile: the plain formula is the best there is
+            pass  # invalid profile: fall back to Pillow's formula
     return image.convert("RGB")
 
 
-def _converted(image: Image.Image, source: Any, target: Any) -> Image.Image:
-    converted = ImageCms.profileToProfile(image, source, target, outputMode="RGB")
+def _convert_profile(image: Image.Image, source: Any) -> Image.Image:
+    converted = ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
     assert converted is not None  # None only for in-place conversion
     return converted

@@ -1,8 +1,7 @@
-"""Videos: their frames, read one by one where they are needed; never a whole film in memory.
+"""Video files -> frames, decoded one by one with PyAV, so that a long video never fills the memory.
 
-`VideoFile` reads files with PyAV, `VideoFrames` holds frames that are there already; both know their length and give
-any of their frames, in order. Frames are counted as they are shown, whatever the time between them, so a variable
-frame rate needs no care.
+`VideoFile` reads a file, `VideoFrames` wraps an array. Frames are addressed by their position in display order, which
+is well defined at a variable frame rate too.
 """
 
 import os
@@ -18,30 +17,29 @@ from PIL import Image
 from saccade._extras import require
 from saccade.data.decode.image import BadImage
 
-SUFFIXES = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".wmv", ".flv", ".3gp", ".ts", ".gif"}
+VIDEO_SUFFIXES = {
+    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".wmv", ".flv", ".3gp", ".ts", ".gif",
+}  # fmt: skip
 
 
 class BadVideo(BadImage):
-    """A video that cannot be read; the message names the file and the reason."""
-
-    def __reduce__(self):  # it travels from loader processes
-        return BadVideo, (self.name, self.reason)
+    """A video that cannot be read. The message is `name: reason`."""
 
 
 class Video(Protocol):
-    """What can be shown frame by frame."""
+    """Frames that can be counted and read by index."""
 
     def __len__(self) -> int:
         """Number of frames, at least 1."""
         ...
 
-    def frames(self, numbers: Sequence[int]) -> Iterator[Image.Image]:
-        """The frames with these numbers (ascending, perhaps repeated), as RGB."""
+    def frames(self, indices: Sequence[int]) -> Iterator[Image.Image]:
+        """RGB frames at `indices`, which ascend and may repeat."""
         ...
 
 
 class VideoFrames:
-    """A video that is in memory already: (T, H, W, 3) uint8."""
+    """A video in memory: (T, H, W, 3) uint8."""
 
     def __init__(self, pixels: np.ndarray):
         self.pixels = pixels
@@ -49,82 +47,84 @@ class VideoFrames:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def frames(self, numbers: Sequence[int]) -> Iterator[Image.Image]:
-        for number in numbers:
-            yield Image.fromarray(self.pixels[number])
+    def frames(self, indices: Sequence[int]) -> Iterator[Image.Image]:
+        for index in indices:
+            yield Image.fromarray(self.pixels[index])
 
 
-def middle_frame(seen: "Image.Image | Video") -> Image.Image:
-    """A picture that stands for what was read: itself, or the frame in the middle."""
-    return seen if isinstance(seen, Image.Image) else next(seen.frames([len(seen) // 2]))
+def middle_frame(sample: "Image.Image | Video") -> Image.Image:
+    """The image itself, or the middle frame of a video."""
+    return sample if isinstance(sample, Image.Image) else next(sample.frames([len(sample) // 2]))
 
 
 class VideoFile:
-    """A video in a file. Opening reads the packets' times alone, without decoding; `frames` decodes from the last key
-    frame before the first frame asked for to the last one, and keeps no frame longer than it is looked at.
+    """A video in a file.
+
+    The constructor reads packet timestamps without decoding. `frames` seeks to the key frame before the first index and
+    decodes up to the last one; it holds one frame at a time.
     """
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
-        with _opened(self.path) as (container, stream):
+        with _open_stream(self.path) as (container, stream):
             packets = [packet for packet in container.demux(stream) if packet.size]
-            times = [packet.pts for packet in packets]
-            # Some streams carry no times; then frames are counted while everything is decoded from the start.
-            self.times = sorted(times) if None not in times else None
+            timestamps = [packet.pts for packet in packets]
+            # Raw streams have no timestamps; then `frames` decodes from the start and counts.
+            self.timestamps = sorted(timestamps) if None not in timestamps else None
             self.count = len(packets)
         if not self.count:
-            raise BadVideo(str(self.path), "it holds no frames")
+            raise BadVideo(str(self.path), "the video has no frames")
 
     def __len__(self) -> int:
         return self.count
 
-    def frames(self, numbers: Sequence[int]) -> Iterator[Image.Image]:
-        wanted = [self.times[number] if self.times else number for number in numbers]
-        last = None
-        with _opened(self.path) as (container, stream):
-            if self.times and wanted and wanted[0] > self.times[0]:
-                container.seek(wanted[0], stream=stream)  # to the key frame at or before it
-            for number, frame in enumerate(container.decode(stream)):
-                time = frame.pts if self.times else number
-                # A frame lost to damage is stood in for by the next one.
-                done = bisect_left(wanted, time + 1) if time is not None else 0
-                if done:
-                    last = _upright(frame)
-                    yield from [last] * done
-                    wanted = wanted[done:]
-                if not wanted:
+    def frames(self, indices: Sequence[int]) -> Iterator[Image.Image]:
+        pending = [self.timestamps[index] if self.timestamps else index for index in indices]
+        image = None
+        with _open_stream(self.path) as (container, stream):
+            if self.timestamps and pending and pending[0] > self.timestamps[0]:
+                container.seek(pending[0], stream=stream)  # to the key frame at or before it
+            for index, frame in enumerate(container.decode(stream)):
+                timestamp = frame.pts if self.timestamps else index
+                # A frame lost to corruption is replaced by the next one that decodes.
+                ready = bisect_left(pending, timestamp + 1) if timestamp is not None else 0
+                if ready:
+                    image = _to_image(frame)
+                    yield from [image] * ready
+                    pending = pending[ready:]
+                if not pending:
                     return
-        if last is None:
-            raise BadVideo(str(self.path), "none of the frames asked for can be decoded")
-        yield from [last] * len(wanted)
+        if image is None:
+            raise BadVideo(str(self.path), "none of the requested frames can be decoded")
+        yield from [image] * len(pending)
 
 
-def _upright(frame: Any) -> Image.Image:
-    """RGB, turned as the file says it should be shown."""
-    picture = frame.to_image()
-    turn = getattr(frame, "rotation", 0) % 360  # anticlockwise
-    return picture.rotate(turn, expand=True) if turn else picture
+def _to_image(frame: Any) -> Image.Image:
+    """RGB, rotated as the file's metadata says."""
+    image = frame.to_image()
+    degrees = getattr(frame, "rotation", 0) % 360  # counter-clockwise
+    return image.rotate(degrees, expand=True) if degrees else image
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """The container and its first video stream; whatever FFmpeg has to say about a bad file becomes `BadVideo`."""
+def _open_stream(path: Path) -> Iterator[tuple[Any, Any]]:
+    """The container and its first video stream; FFmpeg's errors become `BadVideo`."""
     av = require("av", "train")
     if not path.is_file():
         raise BadVideo(str(path), "no such file")
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:
-                raise BadVideo(str(path), "it has no picture, only sound or text")
+                raise BadVideo(str(path), "the file has no video stream")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             yield container, stream
     except (av.error.FFmpegError, UnicodeDecodeError) as error:
-        raise BadVideo(str(path), f"damaged or of an unknown kind ({error.__class__.__name__}: {error})") from error
+        raise BadVideo(str(path), f"damaged, or not a video ({error.__class__.__name__}: {error})") from error
 
 
 def write_video(path: str | os.PathLike, pixels: np.ndarray, fps: int = 8) -> None:
-    """(T, H, W, 3) uint8 as H.264 in MP4; sides are made even by a repeated last row or column."""
+    """Write (T, H, W, 3) uint8 as H.264 in MP4. Odd sides are padded by repeating the last row or column."""
     av = require("av", "train")
     pixels = np.pad(pixels, ((0, 0), (0, pixels.shape[1] % 2), (0, pixels.shape[2] % 2), (0, 0)), mode="edge")
     path = Path(path)

@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from saccade.data.decode.image import read_image
+from saccade.data.decode.image import IMAGE_SUFFIXES, read_image
 from saccade.data.sources.base import DataError
-
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2", ".avif"}
 
 
 class FolderSource:
@@ -18,7 +16,7 @@ class FolderSource:
     `classes` gives the list of another split, so that both agree on the numbers.
     """
 
-    suffixes = SUFFIXES
+    suffixes = IMAGE_SUFFIXES
     members = "pictures"
 
     def __init__(self, root: str | Path, classes: list[str] | None = None):

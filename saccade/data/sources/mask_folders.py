@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from saccade.data.decode.image import BadImage, read_image
+from saccade.data.decode.image import IMAGE_SUFFIXES, BadImage, read_image
 from saccade.data.sources.base import DataError
 from saccade.data.sources.class_names import (
     ADE20K,
@@ -21,7 +21,6 @@ from saccade.data.sources.class_names import (
     COCO_THINGS,
     LIP,
 )
-from saccade.data.sources.folder import SUFFIXES
 from saccade.data.sources.masks import IGNORE, Numbering, decode_mask
 
 SPLITS = {"train": "train", "training": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
@@ -126,7 +125,7 @@ def _found(folder: Path, tail: str, required: bool = False) -> dict[str, str]:
     for where, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if name[0] != "."]
         for name in files:
-            if name[0] == "." or os.path.splitext(name)[1].lower() not in SUFFIXES:
+            if name[0] == "." or os.path.splitext(name)[1].lower() not in IMAGE_SUFFIXES:
                 continue
             path = os.path.relpath(os.path.join(where, name), folder)
             stem = os.path.splitext(path)[0]

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from saccade.data.decode.image import DAMAGE, BadImage
+from saccade.data.decode.image import DECODE_ERRORS, BadImage
 from saccade.data.sources.base import DataError
 from saccade.data.synthetic.scenes import SHAPES, Scenes
 
@@ -112,7 +112,7 @@ def decode_mask(source: str | Path | bytes | Any, name: str) -> np.ndarray:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             image.load()
             values = np.asarray(image)
-    except DAMAGE as error:
+    except DECODE_ERRORS as error:
         raise BadImage(name, error) from error
     if values.ndim == 3 and values.shape[2] >= 3 and (values[..., :3] == values[..., :1]).all():
         values = values[..., 0]  # grey, saved as colour

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from saccade.data.decode.image import DAMAGE, read_image
+from saccade.data.decode.image import DECODE_ERRORS, read_image
 from saccade.data.sources.base import DataError
 from saccade.data.sources.objects import Objects, write_coco
 from saccade.data.sources.table import EncodedColumn, _choose, _features, _read, _schema
@@ -78,7 +78,7 @@ class TableObjects:
             data, _ = self._masks.encoded(index)
             with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data) as picture:
                 instances = np.asarray(picture)
-        except DAMAGE as error:
+        except DECODE_ERRORS as error:
             raise DataError(f"{self.name(index)}: its instance_mask cannot be read ({error}).") from error
         if instances.shape != size[::-1] or int(instances.max(initial=0)) > count:
             raise DataError(

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from saccade.data.decode.image import read_image
+from saccade.data.decode.image import IMAGE_SUFFIXES, read_image
 from saccade.data.sources.base import DataError
-from saccade.data.sources.folder import SUFFIXES
 
 
 class ShardSource:
@@ -56,7 +55,7 @@ def _index(file: str) -> list[tuple[str, int, int, int]]:
                 key = f"{folder}/{stem}" if folder else stem
                 if not member.isfile():
                     continue
-                if f".{suffix.lower()}" in SUFFIXES:
+                if f".{suffix.lower()}" in IMAGE_SUFFIXES:
                     pictures[key] = (member.offset_data, member.size)
                 elif suffix in ("cls", "json"):
                     labels[key] = _label(tar.extractfile(member).read(), suffix, f"{file}, {member.name}")  # type: ignore[union-attr]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from saccade.data.decode.video import SUFFIXES, VideoFile
+from saccade.data.decode.video import VIDEO_SUFFIXES, VideoFile
 from saccade.data.sources.base import DataError
 from saccade.data.sources.folder import FolderSource
 
@@ -16,7 +16,7 @@ LABELS = ("label", "class", "category", "class_name", "action")
 class VideoFolder(FolderSource):
     """`root/<class>/…/video.mp4`; classes are the sorted names of the sub-folders."""
 
-    suffixes = SUFFIXES
+    suffixes = VIDEO_SUFFIXES
     members = "videos"
 
     def read(self, index: int) -> VideoFile:
