@@ -12,7 +12,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from saccade.data.sources.objects import SceneObjects, learnable
+from saccade.data.sources.objects import trainable_objects
+from saccade.data.synthetic.scenes import SceneObjects
 from saccade.explain.figure import Figure, Panel
 from saccade.tasks.detections import draw_detections
 from saccade.tasks.open import open_task_model
@@ -30,7 +31,7 @@ def main() -> None:
     pictures = {index: shown.read(index) for index in CHOSEN}
     panels = []
     for index, picture in pictures.items():
-        labels = learnable(shown.objects(index), picture.size).labels
+        labels = trainable_objects(shown.objects(index), picture.size).labels
         names = ", ".join(shown.classes[label - 1] for label in labels)
         panels.append(Panel(np.asarray(picture), f"scene {index}", names))
     for name, run in (each.split("=", 1) for each in args.runs):

@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from saccade.data.open_masks import open_mask_split
+from saccade.data.open import open_mask_split
 from saccade.data.sources.masks import read_pair
 from saccade.data.synthetic.photos import photo_paths
 from saccade.engine.evaluate_masks import answer, look_at

@@ -76,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
-    from saccade.data.open import find_splits
-    from saccade.data.open_videos import find_video_splits
+    from saccade.data.open import find_splits, find_video_splits
     from saccade.engine.evaluate import evaluate_checkpoint
 
     evaluation, card, source = evaluate_checkpoint(
@@ -111,7 +110,7 @@ def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[st
 
 
 def segmentation(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
-    from saccade.data.open_masks import find_mask_splits
+    from saccade.data.open import find_mask_splits
     from saccade.engine.evaluate_masks import evaluate_segmenter_checkpoint
     from saccade.tasks.inference import Inference
 
@@ -144,7 +143,7 @@ def segmentation(args: argparse.Namespace, device: str, dtype: Any) -> dict[str,
 
 def detection(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
     """With --out also COCO's result files, detections.bbox.json and detections.segm.json."""
-    from saccade.data.open_objects import find_object_splits
+    from saccade.data.open import find_object_splits
     from saccade.engine.evaluate_objects import evaluate_detector_checkpoint
 
     most = detections_that_count(args.checkpoint) if args.max_detections is None else args.max_detections

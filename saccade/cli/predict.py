@@ -99,7 +99,7 @@ def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namesp
 
     from saccade.data.decode.image import read_image
     from saccade.data.decode.video import VideoFile
-    from saccade.data.transforms.batch import normalise
+    from saccade.data.transforms.batch import normalize
     from saccade.engine.feed import straight_transform
     from saccade.tasks.video import average_views
 
@@ -108,7 +108,7 @@ def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namesp
     pixels = straight_transform(about, views)(VideoFile(path) if about.frames else read_image(path))
     pixels = pixels if views != (1, 1) else pixels[None]
     with torch.inference_mode(), autocast(args, device):
-        logits = model(normalise(pixels.to(device).float() / 255, about.mean, about.std))
+        logits = model(normalize(pixels.to(device).float() / 255, about.mean, about.std))
     logits = average_views(logits[None])
     shares, numbers = logits.float().softmax(1)[0].topk(min(args.top, logits.shape[1]))
     names = card.names
@@ -127,7 +127,7 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
     from PIL import Image
 
     from saccade.data.decode.image import read_image
-    from saccade.data.sources.class_names import mirrored
+    from saccade.data.sources.class_names import flipped_classes
     from saccade.engine.evaluate_masks import answer, look_at
     from saccade.tasks.inference import Inference, label
     from saccade.tasks.segments import areas, class_colours, label_image, overlay
@@ -142,7 +142,7 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
     how = Inference(window, args.stride, tuple(args.scales), args.flip)
     with torch.inference_mode(), autocast(args, device):
         if seen.shape[2:] == pixels.shape[2:]:
-            found = label(model, seen, how, mirrored(names))
+            found = label(model, seen, how, flipped_classes(names))
         else:
             found = answer(model, seen, pixels.shape[2:], how, names).argmax(1)
     labels = found[0].byte().cpu().numpy()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from saccade.data.loader import Batch, MemoryEvalLoader, seed_all
 from saccade.data.synthetic.motions import MotionSet
-from saccade.data.transforms.batch import erase, normalise, resize
+from saccade.data.transforms.batch import normalize, random_erase, resize
 from saccade.engine.evaluate import Evaluation, evaluate_model
 from saccade.engine.feed import Feed, Share, batch_augment, evaluation_batches, open_sources, picture_feed
 from saccade.engine.module import Assembly, Training
@@ -89,7 +89,7 @@ class Classify(Training):
         if self.hidden["teacher"] is not None:
             self.hidden["teacher"].compile(**compiling())
         if self.augment is not None:
-            self.augment.change = torch.compile(self.augment.change, **compiling(mode))
+            self.augment.apply = torch.compile(self.augment.apply, **compiling(mode))
 
     def make_feed(self, share: Share) -> Feed:
         if self.hidden["teacher"] is not None:
@@ -103,11 +103,11 @@ class Classify(Training):
             if self.augment is not None:
                 images = self.augment(batch.images, self.dice)
             else:
-                images = normalise(batch.images.float() / 255, self.sizes.mean, self.sizes.std)
+                images = normalize(batch.images.float() / 255, self.sizes.mean, self.sizes.std)
             shape, targets = images.shape, batch.labels
             images = images.flatten(1, -3)  # frames of a clip as channels: what happens to one happens to all
             if augment.erase:
-                images = erase(images, augment.erase, self.dice)
+                images = random_erase(images, augment.erase, self.dice)
             if self.recipe.trainer.channels_last and len(shape) == 4:
                 images = images.contiguous(memory_format=torch.channels_last)
             if self.mix is not None and self.clock.share < augment.mix_until and len(images) % 2 == 0:
@@ -132,7 +132,7 @@ class Classify(Training):
         """uint8 pictures -> normalised pictures, as validation sees them."""
         size = self.recipe.data.val_size or self.sizes.size
         with torch.autocast(self.device.type, enabled=False):
-            return normalise(resize(images.float() / 255, size).clamp(0, 1), self.sizes.mean, self.sizes.std)
+            return normalize(resize(images.float() / 255, size).clamp(0, 1), self.sizes.mean, self.sizes.std)
 
     def begin_validation(self) -> None:
         self.metrics.reset()
@@ -154,7 +154,7 @@ class Classify(Training):
     def evaluate(self, model: nn.Module, device: torch.device) -> Evaluation:
         recipe, sources = self.recipe, self.sources
         sizes = self.sizes._replace(size=recipe.data.val_size or self.sizes.size)
-        share = self.feed.order.batch_size // self.feed.order.parts // self.feed.order.world
+        share = self.feed.order.batch_size // self.feed.order.accumulate // self.feed.order.world_size
         if sources.val_memory is not None:
             batches: Any = MemoryEvalLoader(sources.val_memory.to(device), share)
         else:

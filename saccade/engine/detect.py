@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from saccade._extras import require
 from saccade.data.decode.image import BadImage
-from saccade.data.loader import seed_all
-from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, unpack_masks
-from saccade.data.open_objects import open_objects
+from saccade.data.loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, seed_all, unpack_masks
+from saccade.data.open import open_train_and_val_objects
 from saccade.data.sources.base import DataError
-from saccade.data.transforms.objects import AugmentObjects
+from saccade.data.transforms.objects import TrainObjects
 from saccade.engine.evaluate_objects import ObjectEvaluation, evaluate_detector, metric_for
 from saccade.engine.feed import BadPictures, Feed, Share, Sources
 from saccade.engine.module import Assembly, Training
@@ -81,7 +80,7 @@ class Detect(Training):
 
     def make_feed(self, share: Share) -> Feed:
         augment, order = self.recipe.augment, share.order
-        change = AugmentObjects(
+        change = TrainObjects(
             self.recipe.data.image_size,
             augment.crop,
             tuple(augment.resize),
@@ -90,7 +89,7 @@ class Detect(Training):
             augment.jitter,
         )
         train = ObjectLoader(self.sources.train, change, order, share.workers, share.pin)
-        val = ObjectEvalLoader(self.sources.val, share.pictures, share.workers, order.rank, order.world, share.pin)
+        val = ObjectEvalLoader(self.sources.val, share.pictures, share.workers, order.rank, order.world_size, share.pin)
         return Feed(order, train, val)
 
     def prepare(self, batch: ObjectBatch) -> tuple[list[Tensor], Any]:
@@ -126,8 +125,8 @@ class Detect(Training):
         return {name: 100 * found.get(name, 0.0) for name in self.validated if name.partition("_")[0] in kinds}
 
     def evaluate(self, model: nn.Module, device: torch.device) -> ObjectEvaluation:
-        recipe, share = self.recipe, self.feed.order.batch_size // self.feed.order.parts // self.feed.order.world
-        batches = ObjectEvalLoader(self.sources.val, share, recipe.data.workers, pin=device.type == "cuda")
+        recipe, share = self.recipe, self.feed.order.batch_size // self.feed.order.accumulate // self.feed.order.world_size
+        batches = ObjectEvalLoader(self.sources.val, share, recipe.data.workers, pin_memory=device.type == "cuda")
         dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(recipe.trainer.precision)
         found = evaluate_detector(model, batches, self.sources.val, self.metric, device, dtype)
         found.metric.write(self.out)
@@ -173,7 +172,7 @@ def open_object_sources(data: Data, seed: int) -> Sources:
     """Open and check both sets."""
     if not data.path:
         raise DataError("no data: give --data PATH (COCO's JSON or a folder with it, Parquet) or --data scenes.")
-    train, val = open_objects(
+    train, val = open_train_and_val_objects(
         data.path,
         data.val_path,
         data.val_fraction,

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.data.loader import Batch
-from saccade.data.open import open_split
-from saccade.data.open_videos import find_video_splits
+from saccade.data.open import find_video_splits, open_split
 from saccade.data.sources.base import DataError, Source, check_labels
-from saccade.data.transforms.batch import normalise, resize
+from saccade.data.transforms.batch import normalize, resize
 from saccade.engine.feed import BadPictures, evaluation_batches
 from saccade.models.card import Card, Preprocess, open_model
 from saccade.tasks.classification import accuracy_metrics, per_class
@@ -105,7 +104,7 @@ def answer(model: nn.Module, images: Tensor, sizes: Preprocess, flip: bool = Fal
     parts = images.flatten(0, 1).split(len(images)) if views else (images,)
     found = []
     for part in parts:
-        pixels = normalise(resize(part.float() / 255, sizes.size).clamp(0, 1), sizes.mean, sizes.std)
+        pixels = normalize(resize(part.float() / 255, sizes.size).clamp(0, 1), sizes.mean, sizes.std)
         logits = model(pixels).float()
         found.append(average_views(torch.stack((logits, model(pixels.flip(-1)).float()), 1)) if flip else logits)
     logits = torch.cat(found)

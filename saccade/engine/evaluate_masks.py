@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.data.loader import Batch, EvalLoader
-from saccade.data.open_masks import open_mask_split
+from saccade.data.open import open_mask_split
 from saccade.data.sources.base import DataError
-from saccade.data.sources.class_names import mirrored
-from saccade.data.sources.masks import MaskSource, check_masks, masked
-from saccade.data.transforms.batch import normalise
-from saccade.data.transforms.mask import PlainPair
+from saccade.data.sources.class_names import flipped_classes
+from saccade.data.sources.masks import MaskSource, check_masks, load_pair
+from saccade.data.transforms.batch import normalize
+from saccade.data.transforms.mask import EvalPair
 from saccade.engine.feed import BadPictures
 from saccade.models.card import Card, Preprocess
 from saccade.tasks.inference import WHOLE, Inference, infer
@@ -90,14 +90,14 @@ def look_at(images: Tensor, sizes: Preprocess, shorter: int | None = None) -> Te
     if shorter is not None and shorter != min(height, width):
         factor = shorter / min(height, width)
         pixels = F.interpolate(pixels, (round(height * factor), round(width * factor)), mode="bilinear", antialias=True)
-    return normalise(pixels, sizes.mean, sizes.std)
+    return normalize(pixels, sizes.mean, sizes.std)
 
 
 def answer(
     model: nn.Module, images: Tensor, size: tuple[int, ...] | torch.Size, how: Inference, classes: list[str]
 ) -> Tensor:
     """Normalised pictures -> probabilities (B, K, *size), at the size of the masks or the photo."""
-    shares = infer(model, images, how, mirrored(classes))
+    shares = infer(model, images, how, flipped_classes(classes))
     if shares.shape[2:] == torch.Size(size):
         return shares
     return F.interpolate(shares, tuple(size), mode="bilinear", align_corners=False)
@@ -123,7 +123,7 @@ def evaluate_segmenter_checkpoint(
     if card.classes and source.classes != card.classes:
         raise DataError(f"the model was trained on other classes: {', '.join(card.classes[:4])}, ….")
     check_masks(source, "evaluation")
-    batches = EvalLoader(source, PlainPair(), 1, workers, pin=device.startswith("cuda"), sample=masked)
+    batches = EvalLoader(source, EvalPair(), 1, workers, pin_memory=device.startswith("cuda"), load=load_pair)
     bad = BadPictures(max_bad)
     shorter = shorter or card.shorter
     found = evaluate_segmenter(model, batches, source.classes, card.preprocess, shorter, how, device, dtype, bad)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
-from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader
-from saccade.data.open_objects import open_object_split
+from saccade.data.loader import ObjectBatch, ObjectEvalLoader
+from saccade.data.open import open_object_split
 from saccade.data.sources.base import DataError
 from saccade.data.sources.objects import ObjectSource
 from saccade.engine.feed import BadPictures
@@ -110,7 +110,7 @@ def evaluate_detector_checkpoint(
     source = open_object_split(data, split, card.classes or None, size=card.preprocess.size, **options)
     if len(source.classes) != card.num_classes:
         raise DataError(f"the model tells {card.num_classes} classes apart, the data has {len(source.classes)}.")
-    batches = ObjectEvalLoader(source, batch_size, workers, pin=device.startswith("cuda"))
+    batches = ObjectEvalLoader(source, batch_size, workers, pin_memory=device.startswith("cuda"))
     metric = metric_for(model, source, max_detections)
     return evaluate_detector(model, batches, source, metric, device, dtype, BadPictures(max_bad)), card, source
 

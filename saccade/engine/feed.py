@@ -15,15 +15,13 @@ from saccade.data.loader import (
     MemoryEvalLoader,
     MemoryLoader,
     Order,
+    cached_image_size,
     decode_all,
-    memory_size,
     usable_cores,
 )
-from saccade.data.motion_loader import MotionEvalLoader, MotionLoader
-from saccade.data.open import open_train_and_val
-from saccade.data.open_videos import find_video_splits
+from saccade.data.open import find_video_splits, open_train_and_val
 from saccade.data.sources.base import DataError, Source
-from saccade.data.synthetic.motions import MotionSet
+from saccade.data.synthetic.motions import MotionEvalLoader, MotionLoader, MotionSet
 from saccade.data.transforms.batch import BatchAugment, Policy
 from saccade.data.transforms.clips import EvalClip, TrainClip
 from saccade.data.transforms.image import MemoryTransform, eval_transform, train_transform
@@ -100,9 +98,9 @@ def open_sources(data: Data, image_size: int, seed: int, frames: int = 0) -> Sou
     bad = BadPictures(data.max_bad)
     side = None
     if data.cache is True:
-        side = memory_size(train, image_size, limit=image_size, budget=2**40) or image_size
+        side = cached_image_size(train, image_size, max_side=image_size, max_bytes=2**40) or image_size
     elif data.cache == "auto":
-        side = memory_size(train, image_size)
+        side = cached_image_size(train, image_size)
     if side is None:
         return Sources(train, val, None, None, bad)
     memories = []
@@ -152,8 +150,8 @@ def memory_feed(sources: Sources, share: Share) -> Feed | None:
     if memory is None or held is None:
         return None
     memory, held = memory.to(share.device), held.to(share.device)
-    train = MemoryLoader(memory.images, memory.labels, order, memory.kept)
-    return Feed(order, train, MemoryEvalLoader(held, share.pictures, order.rank, order.world))
+    train = MemoryLoader(memory, order)
+    return Feed(order, train, MemoryEvalLoader(held, share.pictures, order.rank, order.world_size))
 
 
 def picture_feed(recipe: Recipe, sources: Sources, sizes: Preprocess, share: Share) -> Feed:
@@ -163,7 +161,7 @@ def picture_feed(recipe: Recipe, sources: Sources, sizes: Preprocess, share: Sha
     if kept is not None:
         return kept
     if isinstance(sources.train, MotionSet) and isinstance(sources.val, MotionSet):
-        val = MotionEvalLoader(sources.val.to(share.device), share.pictures, order.rank, order.world)
+        val = MotionEvalLoader(sources.val.to(share.device), share.pictures, order.rank, order.world_size)
         return Feed(order, MotionLoader(sources.train.to(share.device), order), val)
     change = train_transform(**_single(recipe.augment, data, sizes))
     if sizes.frames:
@@ -172,7 +170,7 @@ def picture_feed(recipe: Recipe, sources: Sources, sizes: Preprocess, share: Sha
     return Feed(
         order,
         FileLoader(sources.train, change, order, share.workers, share.pin),
-        EvalLoader(sources.val, straight, share.pictures, share.workers, order.rank, order.world, share.pin),
+        EvalLoader(sources.val, straight, share.pictures, share.workers, order.rank, order.world_size, share.pin),
     )
 
 
@@ -191,7 +189,7 @@ class Stream:
             epoch, start = divmod(step, order.steps)
             for number, batch in enumerate(self.feed.train.epoch(epoch, start), 1):
                 yield batch
-                if number % order.parts == 0:
+                if number % order.accumulate == 0:
                     step += 1
                     if step >= end or clock.expired():
                         break
@@ -209,7 +207,7 @@ def evaluation_batches(
     if isinstance(source, MotionSet):
         return MotionEvalLoader(source.to(device), batch_size)
     pin = torch.device(device).type == "cuda"
-    return EvalLoader(source, straight_transform(sizes, views), batch_size, workers, pin=pin)
+    return EvalLoader(source, straight_transform(sizes, views), batch_size, workers, pin_memory=pin)
 
 
 def straight_transform(sizes: Preprocess, views: tuple[int, int] = (1, 1)) -> Callable:
@@ -238,6 +236,7 @@ def batch_augment(augment: Augment, size: int, sizes: Preprocess) -> BatchAugmen
 
 def _single(augment: Augment, data: Data, sizes: Preprocess) -> dict:
     """For pictures read one by one."""
-    names = ("crop", "pad", "scale", "ratio", "flip", "jitter", "auto")
+    names = ("crop", "pad", "scale", "ratio", "flip", "jitter")
     chosen = {name: value for name, value in asdict(augment).items() if name in names}
+    chosen["auto_augment"] = augment.auto
     return chosen | {"size": sizes.size, "interpolation": data.interpolation, "mean": sizes.mean}

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from saccade.data.decode.image import BadImage
 from saccade.data.loader import Batch, EvalLoader, FileLoader, MemoryEvalLoader, decode_all, seed_all
-from saccade.data.open_masks import open_train_and_val_masks
+from saccade.data.open import open_train_and_val_masks
 from saccade.data.sources.base import DataError
-from saccade.data.sources.class_names import mirrored
-from saccade.data.sources.masks import MaskSource, masked, read_pair
-from saccade.data.transforms.batch import normalise
-from saccade.data.transforms.mask import PlainPair, TrainPair
+from saccade.data.sources.class_names import flipped_classes
+from saccade.data.sources.masks import MaskSource, load_pair, read_pair
+from saccade.data.transforms.batch import normalize
+from saccade.data.transforms.mask import EvalPair, TrainPair
 from saccade.data.transforms.mask_batch import PairAugment
 from saccade.engine.evaluate_masks import MaskEvaluation, answer, evaluate_segmenter, look_at
 from saccade.engine.feed import BadPictures, Feed, Share, Sources, memory_feed
@@ -93,12 +93,12 @@ class Segment(Training):
         if kept is not None:
             return kept
         change = TrainPair(mean=self.sizes.mean, **pair_options(self.recipe, self.sizes.size, sources.classes))
-        train = FileLoader(sources.train, change, order, share.workers, share.pin, masked)
-        return Feed(order, train, self.val_loader(share.workers, order.rank, order.world, share.pin))
+        train = FileLoader(sources.train, change, order, share.workers, share.pin, load_pair)
+        return Feed(order, train, self.val_loader(share.workers, order.rank, order.world_size, share.pin))
 
     def val_loader(self, workers: int | None, rank: int = 0, world: int = 1, pin: bool = False) -> EvalLoader:
         """One by one, as every picture may have its own size."""
-        return EvalLoader(self.sources.val, PlainPair(), 1, workers, rank, world, pin, masked)
+        return EvalLoader(self.sources.val, EvalPair(), 1, workers, rank, world, pin, load_pair)
 
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """uint8 pictures and masks -> augmented, normalised pictures (B, 3, S, S) and masks (B, S, S)."""
@@ -106,7 +106,7 @@ class Segment(Training):
             if self.augment is not None:
                 images, masks = self.augment(batch.images, batch.labels, self.dice)
             else:
-                images = normalise(batch.images.float() / 255, self.sizes.mean, self.sizes.std)
+                images = normalize(batch.images.float() / 255, self.sizes.mean, self.sizes.std)
                 masks = batch.labels.long()
             return images.contiguous(memory_format=torch.channels_last), masks
 
@@ -196,10 +196,10 @@ def pair_options(recipe: Recipe, size: int, classes: list[str]) -> dict[str, Any
         "size": size,
         "base": recipe.data.base_size,
         "scale": tuple(augment.resize),
-        "most": augment.most,
+        "max_class_fraction": augment.most,
         "flip": augment.flip,
         "distort": augment.distort,
-        "mirrored": mirrored(classes),
+        "flipped_classes": flipped_classes(classes),
     }
 
 
@@ -229,7 +229,7 @@ def open_mask_sources(data: Data, image_size: int, seed: int) -> Sources:
         return Sources(train, val, None, None, bad)
     memories = []
     for role, source in (("training", train), ("validation", val)):
-        memory = decode_all(source, PlainPair(), data.workers, masked)
+        memory = decode_all(source, EvalPair(), data.workers, load_pair)
         bad.add(memory.bad, role)
         memories.append(memory)
     return Sources(train, val, memories[0], memories[1], bad)

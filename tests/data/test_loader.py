@@ -11,8 +11,8 @@ from saccade.data.loader import (
     MemoryEvalLoader,
     MemoryLoader,
     Order,
+    cached_image_size,
     decode_all,
-    memory_size,
 )
 from saccade.data.sources.base import DataError
 from saccade.data.sources.folder import FolderSource
@@ -48,7 +48,7 @@ def test_processes_and_parts_share_the_batches_of_one_process(world, parts):
 
 
 def test_a_run_continues_in_the_middle_of_an_epoch():
-    order = Order(50, 8, seed=4, parts=2)
+    order = Order(50, 8, seed=4, accumulate=2)
     assert list(order.batches(2, start=3)) == list(order.batches(2))[6:]
 
 
@@ -61,10 +61,10 @@ def test_repeated_augmentation_shows_a_third_of_the_pictures_three_times_with_ot
 
 
 def test_orders_that_cannot_be():
-    with pytest.raises(DataError, match="lower batch_size"):
+    with pytest.raises(DataError, match="batch_size \\(16\\) must not exceed the number of images \\(10\\)"):
         Order(10, 16)
-    with pytest.raises(DataError, match="must divide by 4 processes x 3"):
-        Order(100, 16, world=4, parts=3)
+    with pytest.raises(DataError, match="must be divisible by 4 processes x 3"):
+        Order(100, 16, world_size=4, accumulate=3)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def folder(tmp_path):
 
 
 def test_the_number_of_loader_processes_changes_nothing(folder):
-    change = train_transform(32, auto="rand-m9-n2")
+    change = train_transform(32, auto_augment="rand-m9-n2")
     alone, helped = (FileLoader(folder, change, Order(12, 4), workers) for workers in (0, 2))
     for epoch in (0, 1):
         for a, b in zip(alone.epoch(epoch), helped.epoch(epoch), strict=True):
@@ -113,39 +113,39 @@ def test_a_batch_without_a_single_good_picture_stops(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "0.png").write_bytes(b"")
     loader = FileLoader(FolderSource(tmp_path), train_transform(32), Order(2, 2), 0)
-    with pytest.raises(DataError, match="all 2 pictures of a batch are unreadable"):
+    with pytest.raises(DataError, match="all 2 images of a batch are unreadable"):
         list(loader.epoch(0))
-    with pytest.raises(DataError, match="none of the 2 pictures"):
+    with pytest.raises(DataError, match="none of the 2 images"):
         decode_all(FolderSource(tmp_path), MemoryTransform(8), 0)
 
 
 def test_decoding_once_keeps_what_is_good_and_knows_what_it_is(folder):
     memory = decode_all(folder, MemoryTransform(32), workers=0)
     assert memory.images.shape == (10, 3, 32, 32)
-    assert memory.kept.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
+    assert memory.indices.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
     assert memory.labels.tolist() == [0] * 5 + [1] * 5
     assert len(memory.bad) == 2
-    straight = torch.stack([eval_transform(32, 1.0)(folder.read(int(i))) for i in memory.kept])
+    straight = torch.stack([eval_transform(32, 1.0)(folder.read(int(i))) for i in memory.indices])
     torch.testing.assert_close(memory.images, straight, atol=0, rtol=0)
-    loader = MemoryLoader(memory.images, memory.labels, Order(10, 5), memory.kept)
+    loader = MemoryLoader(memory, Order(10, 5))
     for batch in loader.epoch(0):
         for image, index in zip(batch.images, batch.indices, strict=True):
-            torch.testing.assert_close(image, straight[memory.kept.tolist().index(int(index))], atol=0, rtol=0)
+            torch.testing.assert_close(image, straight[memory.indices.tolist().index(int(index))], atol=0, rtol=0)
     assert sum(len(batch.labels) for batch in MemoryEvalLoader(memory, 4)) == 10
 
 
 def test_small_pictures_are_worth_keeping_decoded(folder):
-    assert memory_size(folder, 64) == 64  # 40 x 50: brought to the size of the input
-    assert memory_size(Scenes(20, 32), 64) == 32  # square, of one size: kept
-    assert memory_size(Scenes(20, 128), 64) is None  # too large
-    assert memory_size(Scenes(20, 32), 64, budget=20 * 3 * 32 * 32 - 1) is None
+    assert cached_image_size(folder, 64) == 64  # 40 x 50: brought to the size of the input
+    assert cached_image_size(Scenes(20, 32), 64) == 32  # square, of one size: kept
+    assert cached_image_size(Scenes(20, 128), 64) is None  # too large
+    assert cached_image_size(Scenes(20, 32), 64, max_bytes=20 * 3 * 32 * 32 - 1) is None
 
 
 @pytest.mark.parametrize("crop", ["resized", "pad", "none"])
 @pytest.mark.parametrize("auto", ["", "trivial", "rand-m9-mstd0.5-inc1", "original"])
 def test_single_picture_transforms_give_bytes_of_the_right_size(crop, auto):
     image = Image.effect_noise((50, 40), 60).convert("RGB")
-    found = train_transform(32, crop=crop, auto=auto, jitter=0.4)(image)
+    found = train_transform(32, crop=crop, auto_augment=auto, jitter=0.4)(image)
     assert (found.shape, found.dtype) == ((3, 32, 32), torch.uint8)
 
 

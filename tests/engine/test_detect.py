@@ -13,9 +13,9 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import saccade
-from saccade.data.object_loader import ObjectEvalLoader
+from saccade.data.loader import ObjectEvalLoader
 from saccade.data.sources.base import DataError
-from saccade.data.sources.objects import SceneObjects
+from saccade.data.synthetic.scenes import SceneObjects
 from saccade.engine.evaluate_objects import evaluate_detector, evaluate_detector_checkpoint, metric_for, share_found
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe
 from saccade.engine.train import assemble, train

@@ -129,7 +129,7 @@ def test_the_command_knows_a_video_model_by_its_name():
 
 def test_training_clips_are_new_every_epoch_and_the_same_again():
     from saccade.data.loader import Order
-    from saccade.data.motion_loader import MotionLoader
+    from saccade.data.synthetic.motions import MotionLoader
 
     loader = MotionLoader(MotionSet(16, 32, 2), Order(16, 8, seed=3))
     first, again, second = (torch.cat([batch.images for batch in loader.epoch(e)]) for e in (0, 0, 1))

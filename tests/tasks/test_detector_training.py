@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import saccade
-from saccade.data.open_objects import open_object_split
-from saccade.data.sources.objects import ObjectSource, ObjectSubset, SceneObjects
-from saccade.data.transforms.objects import StraightObjects
+from saccade.data.open import open_object_split
+from saccade.data.sources.objects import ObjectSource, ObjectSubset
+from saccade.data.synthetic.scenes import SceneObjects
+from saccade.data.transforms.objects import EvalObjects
 from saccade.tasks.coco import CocoMetric
 from tests.data.coco_files import MINI
 
@@ -26,7 +27,7 @@ def make(head: str, num_classes: int, size: int, **options):
 
 def learn(model: torch.nn.Module, source: ObjectSource, steps: int, rate: float = 1e-3) -> list[float]:
     """All pictures of the source in every step; gives the losses."""
-    straight = StraightObjects()
+    straight = EvalObjects()
     read = [source.read(i) for i in range(len(source))]
     pairs = [straight(image, source.objects(i, image.size)) for i, image in enumerate(read)]
     images, targets = [picture / 255 for picture, _ in pairs], [target for _, target in pairs]
@@ -47,7 +48,7 @@ def learn(model: torch.nn.Module, source: ObjectSource, steps: int, rate: float 
 
 def average_precision(model: torch.nn.Module, source: ObjectSource, masks: bool) -> dict[str, float]:
     metric = CocoMetric(source.ground_truth(), source.category_ids, masks)
-    straight = StraightObjects()
+    straight = EvalObjects()
     for i in range(len(source)):
         image = source.read(i)
         picture, _ = straight(image, source.objects(i, image.size))

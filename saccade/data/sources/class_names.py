@@ -1,4 +1,4 @@
-"""Names of the classes of well-known segmentation sets, and how their files number them."""
+"""Class names of common segmentation datasets, and the ids that their files use."""
 
 
 def _names(text: str) -> list[str]:
@@ -24,8 +24,8 @@ CITYSCAPES = _names(
     """road, sidewalk, building, wall, fence, pole, traffic light, traffic sign, vegetation, terrain, sky, person,
     rider, car, truck, bus, train, motorcycle, bicycle"""
 )
-_CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
-CITYSCAPES_NUMBERS = {label: number for number, label in enumerate(_CITYSCAPES_IDS)}  # of *_labelIds.png
+_CITYSCAPES_TRAIN_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+CITYSCAPES_LABEL_IDS = {label_id: i for i, label_id in enumerate(_CITYSCAPES_TRAIN_IDS)}  # *_labelIds.png -> class
 
 LIP = _names(
     """background, hat, hair, glove, sunglasses, upper-clothes, dress, coat, socks, pants, jumpsuits, scarf, skirt,
@@ -51,19 +51,19 @@ COCO_STUFF = _names(
     tent, textile-other, towel, tree, vegetable, wall-brick, wall-concrete, wall-other, wall-panel, wall-stone,
     wall-tile, wall-wood, water-other, waterdrops, window-blind, window-other, wood"""
 )
-_UNUSED = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91)  # COCO ids of things that were never annotated
-_THINGS = [label for label in range(1, 91) if label not in _UNUSED]
-# stuffthingmaps: id - 1, 171 classes; stuff_*_pixelmaps: the id itself, 91 classes, things and the rest unlabelled
-COCO_NUMBERS = {label - 1: number for number, label in enumerate([*_THINGS, *range(92, 183)])}
-COCO_STUFF_NUMBERS = {label: number for number, label in enumerate(range(92, 183))}
+_UNUSED = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91)  # COCO thing ids without annotations
+_THING_IDS = [coco_id for coco_id in range(1, 91) if coco_id not in _UNUSED]
+# stuffthingmaps store id - 1 (171 classes); stuff_*_pixelmaps store the id (91 classes, things are unlabelled).
+COCO_IDS = {coco_id - 1: i for i, coco_id in enumerate([*_THING_IDS, *range(92, 183)])}
+COCO_STUFF_IDS = {coco_id: i for i, coco_id in enumerate(range(92, 183))}
 
 
-def mirrored(classes: list[str]) -> list[int]:
-    """The class of every class in a mirror: "left-arm" becomes "right-arm", all else stays."""
-    numbers = {name: number for number, name in enumerate(classes)}
+def flipped_classes(classes: list[str]) -> list[int]:
+    """For each class, its index after a horizontal flip: "left-arm" becomes "right-arm", others stay."""
+    index = {name: i for i, name in enumerate(classes)}
 
-    def other(name: str) -> str:
+    def counterpart(name: str) -> str:
         side, dash, part = name.partition("-")
         return {"left": "right", "right": "left"}.get(side, side) + dash + part
 
-    return [numbers.get(other(name), number) for name, number in numbers.items()] if numbers else []
+    return [index.get(counterpart(name), i) for name, i in index.items()]

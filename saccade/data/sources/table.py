@@ -1,7 +1,7 @@
-"""Pictures in tables: Parquet in the convention of Hugging Face, and Hugging Face data sets saved to disk.
+"""Images in Parquet files (Hugging Face convention), and in Hugging Face datasets saved to disk.
 
-An image is a struct {bytes, path} holding the encoded file (plain binary, or a path, will do as well), a label an
-integer or a string; the schema's metadata says which column is which. `pyarrow` alone reads all of it.
+An image is a struct {bytes, path} with the encoded file, plain bytes or a path; a label is an integer or a string. The
+metadata of the schema says which column is which. Only pyarrow is needed.
 """
 
 import hashlib
@@ -17,55 +17,60 @@ from PIL import Image
 
 from saccade._extras import require
 from saccade.data.decode.image import BadImage, read_image
-from saccade.data.sources.base import DataError
+from saccade.data.sources.base import DataError, index_labels
 
-IN_MEMORY = 4 * 2**30  # Parquet files up to this size (compressed) are read into memory
-IMAGE_NAMES, LABEL_NAMES = ("image", "img", "jpg", "picture"), ("label", "labels", "fine_label", "class", "target", "y")
+MAX_IN_MEMORY = 4 * 2**30  # Parquet files of up to this total size (compressed) are read into memory
+COLUMN_NAMES = {
+    "image": ("image", "img", "jpg", "picture"),
+    "label": ("label", "labels", "fine_label", "class", "target", "y"),
+    "mask": ("annotation", "mask", "label", "labels", "segmentation", "segmentation_mask", "semantic"),
+}
+FEATURE_TYPES = {"image": "Image", "label": "ClassLabel"}  # in Hugging Face's metadata
 
 
 class EncodedColumn:
-    """A column of encoded pictures, masks or clips; opened on first use, in each process."""
+    """A column of encoded images or masks, opened at first use in each process."""
 
     def __init__(self, files: Sequence[str | Path], column: str):
         self.files, self.column = [str(file) for file in files], column
         self._cells: Any = None
-        self._starts = np.zeros(1, dtype=np.int64)
+        self._chunk_starts = np.zeros(1, dtype=np.int64)
 
     def __len__(self) -> int:
         pq = require("pyarrow.parquet", "train")
         if all(file.endswith(".parquet") for file in self.files):
             return sum(pq.read_metadata(file).num_rows for file in self.files)
-        return len(_read(self.files, self.column))
+        return len(read_column(self.files, self.column))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Loader processes that are spawned, not forked, open the files for themselves."""
+        """Without the Arrow buffers: spawned DataLoader workers open the files themselves."""
         return self.__dict__ | {"_cells": None}
 
     def encoded(self, index: int) -> tuple[Any, str]:
-        """What lies in row `index`: its bytes, or the path when only that is stored; and its name for people."""
+        """The bytes in row `index`, or the path if only that is stored, and the name of the row."""
         pa = require("pyarrow", "train")
 
         if self._cells is None:
-            self._cells = _open_images(self.files, self.column)
-            self._starts = np.cumsum([0] + [len(chunk) for chunk in self._cells.chunks])
-        chunk = int(np.searchsorted(self._starts, index, side="right")) - 1
-        cell = self._cells.chunk(chunk)[index - int(self._starts[chunk])]
+            self._cells = _open_encoded(self.files, self.column)
+            self._chunk_starts = np.cumsum([0] + [len(chunk) for chunk in self._cells.chunks])
+        chunk = int(np.searchsorted(self._chunk_starts, index, side="right")) - 1
+        cell = self._cells.chunk(chunk)[index - int(self._chunk_starts[chunk])]
         data, path = (cell["bytes"], cell["path"]) if pa.types.is_struct(cell.type) else (cell, None)
         if pa.types.is_string(data.type) or pa.types.is_large_string(data.type):
             data, path = None, data
         if data is not None and data.is_valid:
             return data.as_py(), self.name(index)
         if path is None or not path.is_valid:
-            raise BadImage(self.name(index), "the row holds no picture")
+            raise BadImage(self.name(index), "the row has no image")
         return Path(self.files[0]).parent / path.as_py(), self.name(index)
 
     def name(self, index: int) -> str:
-        where = self.files[0] if len(self.files) == 1 else os.path.commonpath(self.files)
-        return f"{where}, row {index}"
+        location = self.files[0] if len(self.files) == 1 else os.path.commonpath(self.files)
+        return f"{location}, row {index}"
 
 
 class TableSource:
-    """Rows of Parquet or Arrow files."""
+    """Rows of Parquet or Arrow files with an image and a label."""
 
     def __init__(
         self,
@@ -75,13 +80,13 @@ class TableSource:
         classes: list[str] | None = None,
     ):
         self.files = [str(file) for file in files]
-        schema = _schema(self.files[0])
-        features = _features(schema)
-        self.image_column = _choose(schema, features, "image", image_column)
-        self.label_column = _choose(schema, features, "label", label_column)
-        labels = _read(self.files, self.label_column)
+        schema = read_schema(self.files[0])
+        self.image_column = choose_column(schema, "image", image_column)
+        self.label_column = choose_column(schema, "label", label_column)
+        labels = read_column(self.files, self.label_column)
+        feature = read_features(schema).get(self.label_column, {})
         self._images = EncodedColumn(self.files, self.image_column)
-        self.classes, self.labels = _number(labels, features.get(self.label_column, {}), classes)
+        self.classes, self.labels = _index_label_column(labels, feature, classes, self.files[0])
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -93,21 +98,16 @@ class TableSource:
         return self._images.name(index)
 
 
-def describe_columns(file: str) -> tuple[list[str], dict[str, str]]:
-    """Names of a file's columns, and the notes in its schema beside Hugging Face's."""
-    schema = _schema(file)
-    return list(schema.names), {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
-
-
-def disk_files(folder: Path) -> list[Path]:
-    """The Arrow files of a data set written by `Dataset.save_to_disk`."""
+def saved_dataset_files(folder: Path) -> list[Path]:
+    """The Arrow files of a dataset written by `Dataset.save_to_disk`."""
     state = json.loads((folder / "state.json").read_text())
     if state.get("_indices_data_files"):
-        raise DataError(f"{folder} was saved with an indices mapping; call flatten_indices() before save_to_disk().")
+        raise DataError(f"{folder} was saved with an indices mapping. Call flatten_indices() before save_to_disk().")
     return [folder / entry["filename"] for entry in state["_data_files"]]
 
 
-def _schema(file: str) -> Any:
+def read_schema(file: str) -> Any:
+    """The Arrow schema of a Parquet or Arrow stream file."""
     pa, pq = require("pyarrow", "train"), require("pyarrow.parquet", "train")
 
     try:
@@ -116,33 +116,36 @@ def _schema(file: str) -> Any:
         with pa.memory_map(file) as mapped:
             return pa.ipc.open_stream(mapped).schema
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
+        raise DataError(f"cannot read {file}: {error}") from error
 
 
-def _features(schema: Any) -> dict[str, Any]:
-    """Hugging Face's description of the columns, if the file carries one."""
-    about = (schema.metadata or {}).get(b"huggingface")
-    return json.loads(about).get("info", {}).get("features", {}) if about else {}
+def read_features(schema: Any) -> dict[str, Any]:
+    """Hugging Face's description of the columns, {} if the file has none."""
+    text = (schema.metadata or {}).get(b"huggingface")
+    return json.loads(text).get("info", {}).get("features", {}) if text else {}
 
 
-def _choose(schema: Any, features: dict[str, Any], role: str, wanted: str | None) -> str:
-    """The column asked for, the one the metadata names, or one with a usual name."""
-    if wanted is not None:
-        if wanted not in schema.names:
-            raise DataError(f"no column {wanted!r}; the file has {', '.join(schema.names)}.")
-        return wanted
-    kind = {"image": "Image", "label": "ClassLabel"}[role]
+def choose_column(schema: Any, role: str, requested: str | None) -> str:
+    """The requested column, else the one that Hugging Face's metadata names, else one with a common name."""
+    if requested is not None:
+        if requested not in schema.names:
+            raise DataError(f"expected a column {requested!r}, got {', '.join(schema.names)}.")
+        return requested
+    common = [name for name in COLUMN_NAMES[role] if name in schema.names]
     described = [
-        name for name, feature in features.items() if isinstance(feature, dict) and feature.get("_type") == kind
+        name
+        for name, feature in read_features(schema).items()
+        if isinstance(feature, dict) and feature.get("_type") == FEATURE_TYPES.get(role, "") and name in schema.names
     ]
-    usual = [name for name in (IMAGE_NAMES if role == "image" else LABEL_NAMES) if name in schema.names]
-    found = [name for name in described if name in schema.names] or usual
-    if not found:
-        raise DataError(f"no {role} column among {', '.join(schema.names)}; name it: --set data.{role}_column=NAME.")
-    return found[0]
+    candidates = [name for name in common if name in described] or described or common
+    if not candidates:
+        raise DataError(
+            f"no {role} column among {', '.join(schema.names)}. Name it with --set data.{role}_column=NAME."
+        )
+    return candidates[0]
 
 
-def _read(files: list[str], column: str) -> Any:
+def read_column(files: Sequence[str], column: str) -> Any:
     """One column of all files, as a chunked array."""
     pa, pq = require("pyarrow", "train"), require("pyarrow.parquet", "train")
 
@@ -153,45 +156,41 @@ def _read(files: list[str], column: str) -> Any:
             tables = [pa.ipc.open_stream(pa.memory_map(file)).read_all().select([column]) for file in files]
         return pa.concat_tables(tables).column(column)
     except (pa.ArrowException, OSError, KeyError) as error:
-        raise DataError(f"column {column!r} of {files[0]} and its companions cannot be read: {error}") from error
+        raise DataError(f"cannot read column {column!r} of {files[0]} (and {len(files) - 1} more): {error}") from error
 
 
-def _number(labels: Any, feature: dict[str, Any], classes: list[str] | None) -> tuple[list[str], np.ndarray]:
-    """Class names and (N,) numbers; strings are numbered in sorted order, or by the other split's `classes`."""
+def _index_label_column(
+    labels: Any, feature: dict[str, Any], classes: list[str] | None, file: str
+) -> tuple[list[str], np.ndarray]:
+    """Class names and indices (N,) of integer or string labels."""
     pa = require("pyarrow", "train")
 
     if labels.null_count:
-        raise DataError(f"{labels.null_count} rows have no label.")
+        raise DataError(f"{labels.null_count} rows of {file} have no label.")
     if pa.types.is_integer(labels.type):
-        numbers = labels.to_numpy().astype(np.int64)
-        names = feature.get("names") or classes or [str(i) for i in range(int(numbers.max(initial=-1)) + 1)]
-        return list(names), numbers
+        indices = labels.to_numpy().astype(np.int64)
+        names = feature.get("names") or classes or [str(i) for i in range(int(indices.max(initial=-1)) + 1)]
+        return list(names), indices
     if pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type):
-        words = labels.to_pylist()
-        names = classes or sorted(set(words))
-        if unknown := sorted(set(words) - set(names)):
-            raise DataError(f"labels the training set has not: {', '.join(unknown[:5])}.")
-        numbers = {name: i for i, name in enumerate(names)}
-        return list(names), np.asarray([numbers[word] for word in words], dtype=np.int64)
-    raise DataError(f"a label must be an integer or a string, got a column of {labels.type}.")
+        return index_labels(labels.to_pylist(), classes or None, file)
+    raise DataError(f"expected labels of type integer or string in {file}, got {labels.type}.")
 
 
-def _open_images(files: list[str], column: str) -> Any:
-    """The encoded pictures: in memory when small, else memory-mapped, so that loader processes share one copy."""
-    if not files[0].endswith(".parquet"):
-        return _read(files, column)  # Arrow files are memory-mapped already
-    if sum(os.path.getsize(file) for file in files) <= IN_MEMORY:
-        return _read(files, column)
-    return _read([str(_unpacked(files, column))], column)
+def _open_encoded(files: list[str], column: str) -> Any:
+    """Encoded images in memory if small, else memory-mapped, so that DataLoader workers share one copy."""
+    is_arrow = not files[0].endswith(".parquet")  # Arrow files are memory-mapped by `read_column`
+    if is_arrow or sum(os.path.getsize(file) for file in files) <= MAX_IN_MEMORY:
+        return read_column(files, column)
+    return read_column([str(_convert_to_arrow(files, column))], column)
 
 
-def _unpacked(files: list[str], column: str) -> Path:
-    """Large Parquet is unpacked once into an Arrow file under the cache folder: rows are then a seek away."""
+def _convert_to_arrow(files: list[str], column: str) -> Path:
+    """Convert large Parquet files once to an Arrow file in the cache folder, for random access to rows."""
     pa, pq = require("pyarrow", "train"), require("pyarrow.parquet", "train")
 
-    stamp = json.dumps([[os.path.abspath(f), os.path.getsize(f), os.path.getmtime(f)] for f in files] + [column])
+    key = json.dumps([[os.path.abspath(f), os.path.getsize(f), os.path.getmtime(f)] for f in files] + [column])
     root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "saccade"
-    target = root / f"{hashlib.sha256(stamp.encode()).hexdigest()[:24]}.arrow"
+    target = root / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.arrow"
     if target.exists():
         return target
     root.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Augmentation of whole batches where they live, the GPU if there is one: for pictures small enough to stay there.
+"""Augmentation of whole batches on their device, for images that are small enough to be cached there.
 
-Every picture draws its own parameters; crop, flip, rotation, shear, translation and resizing are one affine map and
-are sampled once. The operations are RandAugment's (arXiv 1909.13719) and TrivialAugment's (arXiv 2103.10158).
+Every image has its own parameters. Crop, flip, rotation, shear, translation and resizing are combined into one affine
+map and sampled once. The operations are those of RandAugment (arXiv 1909.13719) and TrivialAugment (arXiv 2103.10158).
 """
 
 import math
@@ -13,33 +13,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-GEOMETRY = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+GEOMETRIC_OPS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 
 
 class Policy(NamedTuple):
-    """How many operations a picture gets, and how strong."""
+    """Number and magnitude of random operations per image."""
 
-    rounds: int
-    strength: float | None  # 0 to 1; None draws it anew for every picture (TrivialAugment)
-    spread: float = 0.0  # standard deviation of the strength
+    num_ops: int
+    magnitude: float | None  # 0 to 1; None samples it per image (TrivialAugment)
+    magnitude_std: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> "Policy | None":
-        """ "" is none, "trivial" TrivialAugment, "rand-m9-n2-mstd0.5" RandAugment in timm's spelling."""
+        """ "" is None, "trivial" is TrivialAugment, "rand-m9-n2-mstd0.5" is RandAugment in timm's notation."""
         if not text:
             return None
         if text == "trivial":
             return cls(1, None)
         if not re.fullmatch(r"rand(-[a-z]+[\d.]*)*", text):
             raise ValueError(
-                f"augment.auto={text!r} cannot run on batches in memory: use 'trivial', 'rand-m9-n2' or ''."
+                f"expected 'trivial', 'rand-m9-n2' or '' as the policy for cached images, got {text!r}. "
+                "Other policies need data.cache=false."
             )
-        found = dict(re.findall(r"-([a-z]+)([\d.]+)", text))
-        return cls(int(found.get("n", 2)), float(found.get("m", 10)) / 10, float(found.get("mstd", 0)) / 10)
+        options = dict(re.findall(r"-([a-z]+)([\d.]+)", text))
+        return cls(int(options.get("n", 2)), float(options.get("m", 10)) / 10, float(options.get("mstd", 0)) / 10)
 
 
 class BatchAugment:
-    """uint8 pictures (B, 3, h, w) -> normalised float pictures (B, 3, size, size), each changed in its own way."""
+    """uint8 images (B, 3, h, w) -> augmented, normalized float images (B, 3, size, size).
+
+    Args:
+        crop: "pad" shifts by up to `pad` of the side, in whole pixels; "resized" samples area and aspect ratio; "none".
+        jitter: strength of random brightness, contrast and saturation.
+    """
 
     def __init__(
         self,
@@ -58,92 +64,96 @@ class BatchAugment:
         self.crop, self.pad, self.scale, self.ratio = crop, pad, scale, ratio
         self.flip, self.jitter, self.policy = flip, jitter, policy
 
-    def __call__(self, images: Tensor, dice: torch.Generator) -> Tensor:
-        return self.change(images, self.throw(images.shape[0], images.device, dice))
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        return self.apply(images, self.sample_parameters(images.shape[0], images.device, generator))
 
-    def throw(self, batch: int, device: torch.device, dice: torch.Generator) -> list[Tensor]:
-        """Every random number of a batch: the window's (5, B), the jitter's (3, B), then of each round what and how."""
-        draws = [torch.rand(5, batch, device=device, generator=dice)]
-        draws.append(torch.rand(3 if self.jitter else 0, batch, device=device, generator=dice))
-        for _ in range(self.policy.rounds if self.policy else 0):
-            draws.append(torch.randint(len(OPERATIONS), (batch,), device=device, generator=dice))
-            draws.append(self._strength(batch, device, dice))
-        return draws
+    def sample_parameters(self, batch: int, device: torch.device, generator: torch.Generator) -> list[Tensor]:
+        """Random numbers of a batch: (5, B) for the window, (3, B) for jitter, then op and magnitude per operation."""
+        parameters = [torch.rand(5, batch, device=device, generator=generator)]
+        parameters.append(torch.rand(3 if self.jitter else 0, batch, device=device, generator=generator))
+        for _ in range(self.policy.num_ops if self.policy else 0):
+            parameters.append(torch.randint(len(OPS), (batch,), device=device, generator=generator))
+            parameters.append(self._sample_magnitude(batch, device, generator))
+        return parameters
 
-    def change(self, images: Tensor, draws: list[Tensor]) -> Tensor:
-        """What the draws say; without a die in it, so that it can be compiled."""
+    def apply(self, images: Tensor, parameters: list[Tensor]) -> Tensor:
+        """The deterministic part, which torch.compile can capture."""
         pixels = images.float() / 255
-        window = self._window(draws[0], images.shape[3])  # (B, 3, 3)
-        for operation, draw in zip(("brightness", "contrast", "saturation"), draws[1], strict=False):
-            pixels = blend(pixels, operation, 1 + self.jitter * (2 * draw - 1))
-        for chosen, strength in zip(draws[2::2], draws[3::2], strict=True):
-            pixels = recolour(pixels, chosen, strength)
-            window = window @ warp(chosen, strength)
-        return sample(normalise(pixels, self.mean, self.std), window, self.size)
+        window = self._crop_window(parameters[0], images.shape[3])  # (B, 3, 3)
+        for name, uniform in zip(("brightness", "contrast", "saturation"), parameters[1], strict=False):
+            pixels = blend(pixels, name, 1 + self.jitter * (2 * uniform - 1))
+        for op, magnitude in zip(parameters[2::2], parameters[3::2], strict=True):
+            pixels = apply_colour_ops(pixels, op, magnitude)
+            window = window @ geometric_map(op, magnitude)
+        return sample_bilinear(normalize(pixels, self.mean, self.std), window_grid(window, self.size))
 
-    def _strength(self, batch: int, device: torch.device, dice: torch.Generator) -> Tensor:
-        """(B,) in [-1, 1]; the sign chooses the direction where an operation has two."""
+    def _sample_magnitude(self, batch: int, device: torch.device, generator: torch.Generator) -> Tensor:
+        """(B,) in [-1, 1]; the sign selects the direction of operations that have two."""
         assert self.policy is not None
-        sign = torch.randint(2, (batch,), device=device, generator=dice) * 2.0 - 1
-        if self.policy.strength is None:
-            return sign * torch.rand(batch, device=device, generator=dice)
-        spread = self.policy.spread * torch.randn(batch, device=device, generator=dice)
-        return sign * (self.policy.strength + spread).clamp(0, 1)
+        sign = torch.randint(2, (batch,), device=device, generator=generator) * 2.0 - 1
+        if self.policy.magnitude is None:
+            return sign * torch.rand(batch, device=device, generator=generator)
+        noise = self.policy.magnitude_std * torch.randn(batch, device=device, generator=generator)
+        return sign * (self.policy.magnitude + noise).clamp(0, 1)
 
-    def _window(self, draw: Tensor, side: int) -> Tensor:
-        """(B, 3, 3): where in the picture, from -1 to 1, the corners of the output lie."""
+    def _crop_window(self, uniform: Tensor, side: int) -> Tensor:
+        """(B, 3, 3): map from output coordinates in [-1, 1] to input coordinates in [-1, 1]."""
         if self.crop == "resized":
-            area = self.scale[0] + draw[0] * (self.scale[1] - self.scale[0])
+            area = self.scale[0] + uniform[0] * (self.scale[1] - self.scale[0])
             low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-            aspect = (low + draw[1] * (high - low)).exp()
+            aspect = (low + uniform[1] * (high - low)).exp()
             width, height = (area * aspect).sqrt().clamp(max=1), (area / aspect).sqrt().clamp(max=1)
-            x, y = (2 * draw[2] - 1) * (1 - width), (2 * draw[3] - 1) * (1 - height)
+            x, y = (2 * uniform[2] - 1) * (1 - width), (2 * uniform[3] - 1) * (1 - height)
         else:
-            reach = round(self.pad * side) if self.crop == "pad" else 0
-            width = height = torch.ones_like(draw[0])
-            x, y = ((draw[i] * (2 * reach + 1)).floor() - reach for i in (2, 3))  # whole pixels
+            padding = round(self.pad * side) if self.crop == "pad" else 0
+            width = height = torch.ones_like(uniform[0])
+            x, y = ((uniform[i] * (2 * padding + 1)).floor() - padding for i in (2, 3))  # in pixels
             x, y = 2 * x / side, 2 * y / side
-        mirror = torch.where(draw[4] < self.flip, -1.0, 1.0)
-        return affine(mirror * width, 0.0, x, 0.0, height, y)
+        sign = torch.where(uniform[4] < self.flip, -1.0, 1.0)
+        return affine(sign * width, 0.0, x, 0.0, height, y)
 
 
 def affine(*entries: Tensor | float) -> Tensor:
-    """The six upper entries of a map, (B,) or numbers, row by row -> (B, 3, 3)."""
-    batch = next(entry for entry in entries if isinstance(entry, Tensor))
+    """The two upper rows of affine maps, as six (B,) tensors or numbers -> (B, 3, 3)."""
+    template = next(entry for entry in entries if isinstance(entry, Tensor))
     rows = [
-        entry if isinstance(entry, Tensor) else torch.full_like(batch, entry) for entry in (*entries, 0.0, 0.0, 1.0)
+        entry if isinstance(entry, Tensor) else torch.full_like(template, entry) for entry in (*entries, 0.0, 0.0, 1.0)
     ]
     return torch.stack(rows, dim=-1).unflatten(-1, (3, 3))
 
 
-def warp(chosen: Tensor, strength: Tensor) -> Tensor:
-    """(B, 3, 3): the geometric operation of every picture, the identity where another kind was chosen."""
-    zero = torch.zeros_like(strength)
+def geometric_map(op: Tensor, magnitude: Tensor) -> Tensor:
+    """op (B,), magnitude (B,) -> (B, 3, 3): the geometric operation of each image, identity for other operations."""
+    zero = torch.zeros_like(magnitude)
 
-    def of(operation: str, reach: float) -> Tensor:
-        return torch.where(chosen == OPERATIONS.index(operation), reach * strength, zero)
+    def amount(name: str, maximum: float) -> Tensor:
+        return torch.where(op == OPS.index(name), maximum * magnitude, zero)
 
-    angle = of("rotate", math.radians(30))
-    shear_x, shear_y = of("shear_x", 0.3), of("shear_y", 0.3)
-    turn = affine(angle.cos(), -angle.sin(), of("translate_x", 0.9), angle.sin(), angle.cos(), of("translate_y", 0.9))
-    return turn @ affine(1.0 + zero, shear_x, zero, shear_y, 1.0 + zero, zero)
+    angle = amount("rotate", math.radians(30))
+    x, y = amount("translate_x", 0.9), amount("translate_y", 0.9)
+    rigid = affine(angle.cos(), -angle.sin(), x, angle.sin(), angle.cos(), y)
+    return rigid @ affine(1.0 + zero, amount("shear_x", 0.3), zero, amount("shear_y", 0.3), 1.0 + zero, zero)
 
 
-def sample(pixels: Tensor, window: Tensor, size: int) -> Tensor:
-    """Read every picture through its window; beyond the edge lies zero, the mean colour."""
-    grid = F.affine_grid(window[:, :2], [pixels.shape[0], pixels.shape[1], size, size], align_corners=False)
+def window_grid(window: Tensor, size: int) -> Tensor:
+    """Affine maps (B, 3, 3) -> sampling points (B, size, size, 2) for `grid_sample`."""
+    return F.affine_grid(window[:, :2], [window.shape[0], 1, size, size], align_corners=False)
+
+
+def sample_bilinear(pixels: Tensor, grid: Tensor) -> Tensor:
+    """pixels (B, C, h, w) at points (B, H, W, 2) -> (B, C, H, W); zero outside the image."""
     return F.grid_sample(pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-def normalise(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """Pixels from 0 to 1 -> what the model was made for: pictures (…, 3, H, W), or clips, which have time behind it."""
+def normalize(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """(pixels - mean) / std per channel, for images (..., 3, H, W) or clips (B, 3, T, H, W) in [0, 1]."""
     axis = -3 if pixels.ndim <= 4 else -4
     channels = zip(pixels.unbind(axis), mean, std, strict=True)
     return torch.stack([(channel - offset) / scale for channel, offset, scale in channels], axis)
 
 
 def resize(pixels: Tensor, size: int) -> Tensor:
-    """Square pictures to another side, smoothly."""
+    """Resize square images or clips to `size`, bicubic with antialiasing."""
     if pixels.shape[-1] == size:
         return pixels
     if pixels.ndim > 4:  # clips: frame by frame
@@ -151,79 +161,84 @@ def resize(pixels: Tensor, size: int) -> Tensor:
     return F.interpolate(pixels, (size, size), mode="bicubic", antialias=True, align_corners=False)
 
 
-def recolour(pixels: Tensor, chosen: Tensor, strength: Tensor) -> Tensor:
-    """Apply to every picture the colour operation chosen for it, none if it is of another kind."""
-    for operation, change in CHANGES.items():
-        mine = chosen == OPERATIONS.index(operation)
-        if pixels.device.type != "cpu" or torch.compiler.is_compiling():  # all, then choose: nobody waits for a count
-            pixels = torch.where(mine[:, None, None, None], change(pixels, strength), pixels)
-        elif mine.any():
-            pixels = pixels.index_copy(0, mine.nonzero()[:, 0], change(pixels[mine], strength[mine]))
+def apply_colour_ops(pixels: Tensor, op: Tensor, magnitude: Tensor) -> Tensor:
+    """Apply the colour operation `op` (B,) of each image; other operations leave it unchanged."""
+    for name, function in COLOUR_OPS.items():
+        selected = op == OPS.index(name)
+        if pixels.device.type != "cpu" or torch.compiler.is_compiling():
+            # Compute all images and select: indexing by a mask would synchronise with the GPU.
+            pixels = torch.where(selected[:, None, None, None], function(pixels, magnitude), pixels)
+        elif selected.any():
+            changed = function(pixels[selected], magnitude[selected])
+            pixels = pixels.index_copy(0, selected.nonzero()[:, 0], changed)
     return pixels
 
 
-def blend(pixels: Tensor, operation: str, factor: Tensor) -> Tensor:
-    """Move away from (factor > 1) or towards (factor < 1) a picture without the property; factor (B,)."""
+def blend(pixels: Tensor, name: str, factor: Tensor) -> Tensor:
+    """Extrapolate (factor > 1) or interpolate (factor < 1) from an image without the property; factor (B,)."""
     red, green, blue = pixels.split(1, dim=1)
     grey = 0.299 * red + 0.587 * green + 0.114 * blue
-    if operation == "brightness":
-        without = torch.zeros_like(grey)
-    elif operation == "contrast":
-        without = grey.mean((2, 3), keepdim=True)
-    elif operation == "saturation":
-        without = grey
-    else:
-        without = F.avg_pool2d(pixels, 3, stride=1, padding=1, count_include_pad=False)
-    return (without + factor[:, None, None, None] * (pixels - without)).clamp(0, 1)
+    if name == "brightness":
+        degenerate = torch.zeros_like(grey)
+    elif name == "contrast":
+        degenerate = grey.mean((2, 3), keepdim=True)
+    elif name == "saturation":
+        degenerate = grey
+    else:  # sharpness
+        degenerate = F.avg_pool2d(pixels, 3, stride=1, padding=1, count_include_pad=False)
+    return (degenerate + factor[:, None, None, None] * (pixels - degenerate)).clamp(0, 1)
 
 
-def equalise(pixels: Tensor) -> Tensor:
-    """Every value becomes the share of its channel's pixels that are not brighter, in 256 steps of brightness."""
+def equalize(pixels: Tensor) -> Tensor:
+    """Histogram equalization with 256 levels: each value becomes the fraction of its channel that is not larger."""
     levels = (pixels.flatten(2) * 255).round().long()  # (B, 3, h * w)
     counts = pixels.new_zeros(*levels.shape[:2], 256).scatter_add_(2, levels, torch.ones_like(pixels.flatten(2)))
     return (counts.cumsum(-1) / levels.shape[-1]).gather(2, levels).view_as(pixels)
 
 
-def posterize(pixels: Tensor, strength: Tensor) -> Tensor:
-    step = 2 ** (4 * strength.abs()).round()[:, None, None, None]  # keeps 8 to 4 bits
+def posterize(pixels: Tensor, magnitude: Tensor) -> Tensor:
+    """Reduce to 8 (magnitude 0) ... 4 bits (magnitude 1)."""
+    step = 2 ** (4 * magnitude.abs()).round()[:, None, None, None]
     return (pixels * 255 / step).floor() * step / 255
 
 
-def solarize(pixels: Tensor, strength: Tensor) -> Tensor:
-    return torch.where(pixels >= 1 - strength.abs()[:, None, None, None], 1 - pixels, pixels)
+def solarize(pixels: Tensor, magnitude: Tensor) -> Tensor:
+    """Invert values above 1 - magnitude."""
+    return torch.where(pixels >= 1 - magnitude.abs()[:, None, None, None], 1 - pixels, pixels)
 
 
-def stretch(pixels: Tensor) -> Tensor:
-    """Every channel from 0 to 1."""
+def autocontrast(pixels: Tensor) -> Tensor:
+    """Scale each channel to [0, 1]."""
     low, high = pixels.amin((2, 3), keepdim=True), pixels.amax((2, 3), keepdim=True)
     return (pixels - low) / (high - low).clamp(min=1 / 255)
 
 
-CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "brightness": lambda pixels, strength: blend(pixels, "brightness", 1 + 0.9 * strength),
-    "contrast": lambda pixels, strength: blend(pixels, "contrast", 1 + 0.9 * strength),
-    "saturation": lambda pixels, strength: blend(pixels, "saturation", 1 + 0.9 * strength),
-    "sharpness": lambda pixels, strength: blend(pixels, "sharpness", 1 + 0.9 * strength),
+COLOUR_OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "brightness": lambda pixels, magnitude: blend(pixels, "brightness", 1 + 0.9 * magnitude),
+    "contrast": lambda pixels, magnitude: blend(pixels, "contrast", 1 + 0.9 * magnitude),
+    "saturation": lambda pixels, magnitude: blend(pixels, "saturation", 1 + 0.9 * magnitude),
+    "sharpness": lambda pixels, magnitude: blend(pixels, "sharpness", 1 + 0.9 * magnitude),
     "posterize": posterize,
     "solarize": solarize,
-    "autocontrast": lambda pixels, strength: stretch(pixels),
-    "equalize": lambda pixels, strength: equalise(pixels),
+    "autocontrast": lambda pixels, magnitude: autocontrast(pixels),
+    "equalize": lambda pixels, magnitude: equalize(pixels),
 }
-OPERATIONS = ("identity", *GEOMETRY, *CHANGES)
+OPS = ("identity", *GEOMETRIC_OPS, *COLOUR_OPS)
 
 
-def erase(images: Tensor, probability: float, dice: torch.Generator) -> Tensor:
-    """Random erasing (arXiv 1708.04896) of normalised pictures: a rectangle of noise in some of them."""
+def random_erase(images: Tensor, probability: float, generator: torch.Generator) -> Tensor:
+    """Random erasing (arXiv 1708.04896): fill a rectangle of some normalized images with noise."""
     batch, _, height, width = images.shape
-    draw = torch.rand(5, batch, device=images.device, generator=dice)
-    area = 0.02 + draw[0] * (1 / 3 - 0.02)
-    aspect = (math.log(0.3) + draw[1] * (math.log(1 / 0.3) - math.log(0.3))).exp()
-    tall, wide = ((area * aspect).sqrt() * height).clamp(max=height), ((area / aspect).sqrt() * width).clamp(max=width)
-    top, left = draw[2] * (height - tall), draw[3] * (width - wide)
+    uniform = torch.rand(5, batch, device=images.device, generator=generator)
+    area = 0.02 + uniform[0] * (1 / 3 - 0.02)
+    aspect = (math.log(0.3) + uniform[1] * (math.log(1 / 0.3) - math.log(0.3))).exp()
+    box_height = ((area * aspect).sqrt() * height).clamp(max=height)
+    box_width = ((area / aspect).sqrt() * width).clamp(max=width)
+    top, left = uniform[2] * (height - box_height), uniform[3] * (width - box_width)
+    top, left, box_height, box_width = (value[:, None, None] for value in (top, left, box_height, box_width))
     rows = torch.arange(height, device=images.device)[:, None]
     columns = torch.arange(width, device=images.device)[None, :]
-    top, left, tall, wide = (value[:, None, None] for value in (top, left, tall, wide))
-    inside = (rows >= top) & (rows < top + tall) & (columns >= left) & (columns < left + wide)  # (B, H, W)
-    inside &= (draw[4] < probability)[:, None, None]
-    noise = torch.randn(images.shape, device=images.device, dtype=images.dtype, generator=dice)
+    inside = (rows >= top) & (rows < top + box_height) & (columns >= left) & (columns < left + box_width)  # (B, H, W)
+    inside &= (uniform[4] < probability)[:, None, None]
+    noise = torch.randn(images.shape, device=images.device, dtype=images.dtype, generator=generator)
     return torch.where(inside[:, None], noise, images)

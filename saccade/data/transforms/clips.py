@@ -1,6 +1,6 @@
-"""A video -> clips: which frames, cut how. Uint8 tensors (3, T, S, S), or (V, 3, T, S, S) for several views.
+"""Video -> clips: temporal sampling and cropping. uint8 (3, T, S, S), or (V, 3, T, S, S) for several views.
 
-A clip of one frame is a picture (3, S, S), for models of images.
+A clip of one frame is an image (3, S, S), for image models.
 """
 
 import random
@@ -9,47 +9,46 @@ from collections.abc import Callable, Sequence
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import functional as tv
+from torchvision import transforms as tv
 
 from saccade.data.decode.video import Video
 from saccade.data.loader import seed_all
-from saccade.data.motion_loader import one_frame_is_a_picture
 
 
-def clip_numbers(count: int, frames: int, stride: int, start: float = 0.5) -> list[int]:
-    """Numbers of `frames` frames, `stride` apart, of a video of `count` frames (SF-63: 32 of 128, 4 apart).
+def clip_indices(count: int, frames: int, stride: int, start: float = 0.5) -> list[int]:
+    """Indices of `frames` frames, `stride` apart, of a video of `count` frames.
 
-    `start` goes from 0, the earliest clip, to 1, the latest. A video too short for the stride is spread over the
-    clip evenly, with repeated frames if it must be.
+    `start` in [0, 1] selects the earliest to the latest clip. A video that is too short for the stride is sampled
+    uniformly, with repeated frames if necessary. SparseFormer uses 32 frames with stride 4 on Kinetics-400.
     """
-    room = count - 1 - (frames - 1) * stride
-    if room < 0:
+    last_start = count - 1 - (frames - 1) * stride
+    if last_start < 0:
         return [i * count // frames for i in range(frames)]
-    first = int(start * room + 0.5)
+    first = int(start * last_start + 0.5)
     return list(range(first, first + frames * stride, stride))
 
 
 class TrainClip:
-    """A random clip, every frame changed in the same way: the dice of `change` are thrown alike for all of them."""
+    """A random clip. All frames get the same augmentation: `transform` runs with the same seed for each."""
 
-    def __init__(self, frames: int, stride: int, change: Callable[[Image.Image], Tensor]):
-        self.frames, self.stride, self.change = frames, stride, change
+    def __init__(self, frames: int, stride: int, transform: Callable[[Image.Image], Tensor]):
+        self.frames, self.stride, self.transform = frames, stride, transform
 
     def __call__(self, video: Video) -> Tensor:
-        numbers = clip_numbers(len(video), self.frames, self.stride, random.random())
-        throw = random.getrandbits(62)
-        changed = []
-        for frame in video.frames(numbers):
-            seed_all(throw)
-            changed.append(self.change(frame))
-        return one_frame_is_a_picture(torch.stack(changed, dim=1))
+        indices = clip_indices(len(video), self.frames, self.stride, random.random())
+        seed = random.getrandbits(62)
+        frames = []
+        for frame in video.frames(indices):
+            seed_all(seed)
+            frames.append(self.transform(frame))
+        return squeeze_single_frame(torch.stack(frames, dim=1))
 
 
 class EvalClip:
-    """The middle clip, cut at the centre; or `clips` in time, evenly spaced, times `crops` along the longer side.
+    """The middle clip with a centre crop; or `clips` uniformly spaced clips times `crops` crops along the longer side.
 
-    The shorter side is brought to size / crop_pct. Several views come as (V, 3, T, S, S), V = clips * crops, times
-    slowest; 4 times 3 is the papers' protocol for video (SF-65).
+    The shorter side is resized to size / crop_pct. Several views are (V, 3, T, S, S) with V = clips * crops, crops
+    varying fastest. 4 clips times 3 crops is the evaluation protocol of the video papers.
     """
 
     def __init__(
@@ -63,28 +62,36 @@ class EvalClip:
         crops: int = 1,
     ):
         self.size, self.frames, self.stride, self.clips, self.crops = size, frames, stride, clips, crops
-        self.short, self.how = round(size / crop_pct), tv.InterpolationMode(interpolation)
+        self.resize = tv.Resize(round(size / crop_pct), tv.InterpolationMode(interpolation))
+        self.to_tensor = tv.PILToTensor()
 
     def __call__(self, video: Video) -> Tensor:
         views = [self.views(video, start) for start in spaced(self.clips)]
-        return one_frame_is_a_picture(torch.cat(views) if self.clips * self.crops > 1 else views[0][0])
+        return squeeze_single_frame(torch.cat(views) if self.clips * self.crops > 1 else views[0][0])
 
     def views(self, video: Video, start: float) -> Tensor:
-        """One clip, cut at all places: (crops, 3, T, S, S)."""
-        frames = video.frames(clip_numbers(len(video), self.frames, self.stride, start))
-        return torch.stack([torch.stack(self.cut(frame)) for frame in frames], dim=2)
+        """One clip with all crops: (crops, 3, T, S, S)."""
+        frames = video.frames(clip_indices(len(video), self.frames, self.stride, start))
+        return torch.stack([torch.stack(self.crop(frame)) for frame in frames], dim=2)
 
-    def cut(self, frame: Image.Image) -> list[Tensor]:
-        frame = tv.resize(frame, self.short, self.how)  # type: ignore[arg-type, assignment]
-        left, top = frame.width - self.size, frame.height - self.size
-        wide = frame.width >= frame.height
-        places = [(x, 0.5) if wide else (0.5, x) for x in spaced(self.crops)]
-        return [
-            tv.pil_to_tensor(tv.crop(frame, round(y * top), round(x * left), self.size, self.size))  # type: ignore[arg-type]
-            for x, y in places
-        ]
+    def crop(self, frame: Image.Image) -> list[Tensor]:
+        """`crops` squares (3, S, S), from the left to the right or from the top to the bottom."""
+        frame = self.resize(frame)
+        margin_x, margin_y = frame.width - self.size, frame.height - self.size
+        is_wide = frame.width >= frame.height
+        crops = []
+        for position in spaced(self.crops):
+            x, y = (position, 0.5) if is_wide else (0.5, position)
+            left, top = round(x * margin_x), round(y * margin_y)
+            crops.append(self.to_tensor(frame.crop((left, top, left + self.size, top + self.size))))
+        return crops
 
 
 def spaced(count: int) -> Sequence[float]:
-    """`count` places from 0 to 1; a single one is the middle."""
+    """`count` positions from 0 to 1; a single one is 0.5."""
     return [i / (count - 1) for i in range(count)] if count > 1 else [0.5]
+
+
+def squeeze_single_frame(clips: Tensor) -> Tensor:
+    """clips (..., T, H, W) -> (..., H, W) if T is 1, so that image models can take them."""
+    return clips.squeeze(-3) if clips.shape[-3] == 1 else clips

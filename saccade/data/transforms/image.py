@@ -1,6 +1,7 @@
-"""One RGB picture -> uint8 tensor (3, S, S), with the augmentation of timm and torchvision; normalising comes later."""
+"""One RGB image -> uint8 tensor (3, S, S), augmented by timm and torchvision. Normalization follows on the device."""
 
 from collections.abc import Callable
+from typing import Any, cast
 
 from PIL import Image
 from timm.data import create_transform
@@ -9,14 +10,15 @@ from torch import Tensor
 from torchvision import transforms as tv
 from torchvision.transforms.functional import InterpolationMode
 
-Transform = Callable[[Image.Image], Tensor]
+ImageTransform = Callable[[Image.Image], Tensor]
 
 
-def eval_transform(size: int, crop_pct: float = 1.0, interpolation: str = "bicubic") -> Transform:
-    """The papers' protocol: shorter side to size / crop_pct, centre crop."""
-    return create_transform(  # type: ignore[return-value]
+def eval_transform(size: int, crop_pct: float = 1.0, interpolation: str = "bicubic") -> ImageTransform:
+    """Resize the shorter side to size / crop_pct, then crop the centre: the evaluation protocol of the papers."""
+    transform = create_transform(
         size, is_training=False, interpolation=interpolation, crop_pct=crop_pct, normalize=False
     )
+    return cast(ImageTransform, transform)  # timm returns a tuple only for `separate=True`
 
 
 def train_transform(
@@ -27,41 +29,40 @@ def train_transform(
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     flip: float = 0.5,
     jitter: float = 0.0,
-    auto: str = "",
+    auto_augment: str = "",
     interpolation: str = "bicubic",
     mean: tuple[float, ...] = (0.485, 0.456, 0.406),
-) -> Transform:
-    """Random crop, flip, then `auto`: "" | "trivial" | timm's "rand-…" or "original", "v0", …
+) -> ImageTransform:
+    """Random crop, flip, then colour jitter or an `auto_augment` policy, which disables the jitter as in timm.
 
-    As in timm, colour jitter rests while an automatic policy is on.
+    Policies: "" (none), "trivial", or timm's "rand-...", "original", "v0", ...
     """
-    how = InterpolationMode(interpolation)
+    mode = InterpolationMode(interpolation)
+    steps: list[Callable[..., Any]] = [tv.Resize(size, mode), tv.CenterCrop(size)]
     if crop == "resized":
-        steps: list[Callable] = [tv.RandomResizedCrop(size, scale, ratio, how)]
-    else:
-        steps = [tv.Resize(size, how), tv.CenterCrop(size)]
-        if crop == "pad":
-            fill = tuple(round(255 * value) for value in mean)
-            steps.append(tv.RandomCrop(size, padding=round(pad * size), fill=fill))  # type: ignore[arg-type]
+        steps = [tv.RandomResizedCrop(size, scale, ratio, mode)]
+    elif crop == "pad":
+        fill: Any = tuple(round(255 * value) for value in mean)  # torchvision annotates it as a number only
+        steps.append(tv.RandomCrop(size, padding=round(pad * size), fill=fill))
     steps.append(tv.RandomHorizontalFlip(flip))
-    if auto == "trivial":
-        steps.append(tv.TrivialAugmentWide(interpolation=how))
-    elif auto:
-        hints = {"translate_const": int(size * 0.45), "img_mean": tuple(min(255, round(255 * x)) for x in mean)}
-        make = rand_augment_transform if auto.startswith("rand") else auto_augment_transform
-        steps.append(make(auto, hints))
+    if auto_augment == "trivial":
+        steps.append(tv.TrivialAugmentWide(interpolation=mode))
+    elif auto_augment:
+        hparams = {"translate_const": int(size * 0.45), "img_mean": tuple(min(255, round(255 * x)) for x in mean)}
+        create = rand_augment_transform if auto_augment.startswith("rand") else auto_augment_transform
+        steps.append(create(auto_augment, hparams))
     elif jitter:
         steps.append(tv.ColorJitter(jitter, jitter, jitter))
     return tv.Compose([*steps, tv.PILToTensor()])
 
 
 class MemoryTransform:
-    """What pictures kept in memory look like: the whole shorter side, square, no augmentation yet."""
+    """Resize and centre-crop images to squares for caching; augmentation follows per batch."""
 
     def __init__(self, size: int, interpolation: str = "bicubic"):
         self.size = size
-        self.fit = tv.Compose([tv.Resize(size, InterpolationMode(interpolation)), tv.CenterCrop(size)])
+        self.resize = tv.Compose([tv.Resize(size, InterpolationMode(interpolation)), tv.CenterCrop(size)])
         self.to_tensor = tv.PILToTensor()
 
     def __call__(self, image: Image.Image) -> Tensor:
-        return self.to_tensor(image if image.size == (self.size, self.size) else self.fit(image))
+        return self.to_tensor(image if image.size == (self.size, self.size) else self.resize(image))

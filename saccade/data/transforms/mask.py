@@ -1,7 +1,7 @@
-"""One picture and its mask -> uint8 tensors, changed alike: torchvision's transforms v2, which know masks.
+"""One image and its mask -> uint8 tensors with the same geometric changes, using torchvision's transforms v2.
 
-Resized so that the shorter side is a random multiple of a base, cropped where no class fills the window, mirrored,
-and distorted in colour, as the segmentation recipes of all four papers do.
+Resize the shorter side to a random multiple of a base size, crop where no class dominates, flip, and distort colours:
+the augmentation in the segmentation recipes of all four papers.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ PairTransform = Callable[[Image.Image, np.ndarray], tuple[Tensor, Tensor]]  # ->
 
 
 class RandomShorterSide(v2.Transform):
-    """The shorter side to `base` (None: what it is) times a random factor, the aspect kept."""
+    """Resize the shorter side to `base` (None: its own length) times a random factor."""
 
     def __init__(self, base: int | None, scale: tuple[float, float]):
         super().__init__()
@@ -36,76 +36,91 @@ class RandomShorterSide(v2.Transform):
 
 
 class BalancedCrop(v2.Transform):
-    """A square window, drawn again while one class fills more than `most` of its labelled pixels, `tries` times.
+    """Crop a square window, with `attempts` attempts to find one without a dominating class.
 
-    A picture that is smaller is padded at the right and bottom, in `fill`, its mask as not labelled.
+    A class dominates if it covers more than `max_class_fraction` of the labelled pixels. Smaller images are padded at
+    the right and bottom with `fill`, their masks with IGNORE.
     """
 
-    def __init__(self, size: int, most: float = 0.75, tries: int = 10, fill: Sequence[float] = (124, 116, 104)):
+    def __init__(
+        self,
+        size: int,
+        max_class_fraction: float = 0.75,
+        attempts: int = 10,
+        fill: Sequence[float] = (124, 116, 104),
+    ):
         super().__init__()
-        self.size, self.most, self.tries = size, most, tries
+        self.size, self.max_class_fraction, self.attempts = size, max_class_fraction, attempts
         self.fill = {tv_tensors.Image: list(fill), tv_tensors.Mask: IGNORE}
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
         mask = next(item for item in flat_inputs if isinstance(item, tv_tensors.Mask))
         height, width = mask.shape[-2:]
-        window = (0, 0)
-        for _ in range(self.tries):
-            window = tuple(int(torch.randint(max(0, side - self.size) + 1, ())) for side in (height, width))
-            if self._varied(mask[..., window[0] : window[0] + self.size, window[1] : window[1] + self.size]):
+        top, left = 0, 0
+        for _ in range(self.attempts):
+            top, left = (int(torch.randint(max(0, side - self.size) + 1, ())) for side in (height, width))
+            if self._is_balanced(mask[..., top : top + self.size, left : left + self.size]):
                 break
         bottom, right = max(0, self.size - height), max(0, self.size - width)
-        return {"window": window, "padding": [0, 0, right, bottom]}
+        return {"corner": (top, left), "padding": [0, 0, right, bottom]}
 
-    def _varied(self, mask: Tensor) -> bool:
+    def _is_balanced(self, mask: Tensor) -> bool:
         counts = torch.bincount(mask.flatten(), minlength=256)[:IGNORE]
-        return bool(counts.max() <= self.most * counts.sum()) and bool((counts > 0).sum() > 1)
+        return bool(counts.max() <= self.max_class_fraction * counts.sum()) and bool((counts > 0).sum() > 1)
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
         fill = self.fill[tv_tensors.Mask if isinstance(inpt, tv_tensors.Mask) else tv_tensors.Image]
         if any(params["padding"]):
             inpt = self._call_kernel(F.pad, inpt, padding=params["padding"], fill=fill)
-        top, left = params["window"]
+        top, left = params["corner"]
         return self._call_kernel(F.crop, inpt, top, left, self.size, self.size)
 
 
-class Mirror(v2.Transform):
-    """Left and right exchanged; a class whose name begins with "left-" becomes its counterpart."""
+class RandomClassFlip(v2.Transform):
+    """Horizontal flip that replaces each class k in the mask by `flipped_classes[k]`: left arms become right arms."""
 
-    def __init__(self, probability: float, mirrored: Sequence[int]):
+    def __init__(self, probability: float, flipped_classes: Sequence[int]):
         super().__init__()
         self.probability = probability
         self.table = torch.arange(256, dtype=torch.uint8)
-        self.table[: len(mirrored)] = torch.tensor(list(mirrored), dtype=torch.uint8)
+        self.table[: len(flipped_classes)] = torch.tensor(list(flipped_classes), dtype=torch.uint8)
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        return {"on": bool(torch.rand(()) < self.probability)}
+        return {"flip": bool(torch.rand(()) < self.probability)}
 
     def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
-        if not params["on"]:
+        if not params["flip"]:
             return inpt
         flipped = self._call_kernel(F.horizontal_flip, inpt)
         return tv_tensors.Mask(self.table[flipped.long()]) if isinstance(inpt, tv_tensors.Mask) else flipped
 
 
 class TrainPair:
-    """The transforms of training, one after the other."""
+    """Training augmentation of an image and its mask.
+
+    Args:
+        size: side of the crop.
+        base, scale: of `RandomShorterSide`. max_class_fraction: of `BalancedCrop`.
+        flip: probability. flipped_classes: see `RandomClassFlip`.
+        distort: random brightness, contrast, saturation and hue.
+        mean: colour of the padding, in [0, 1].
+    """
 
     def __init__(
         self,
         size: int,
         base: int | None = None,
         scale: tuple[float, float] = (0.5, 2.0),
-        most: float = 0.75,
+        max_class_fraction: float = 0.75,
         flip: float = 0.5,
         distort: bool = True,
-        mirrored: Sequence[int] = (),
+        flipped_classes: Sequence[int] = (),
         mean: Sequence[float] = (0.485, 0.456, 0.406),
     ):
-        steps: list[Callable] = [
+        steps: list[Callable[..., Any]] = [
             RandomShorterSide(base, scale),
-            BalancedCrop(size, most, fill=[round(255 * value) for value in mean]),
-            Mirror(flip, mirrored),
+            BalancedCrop(size, max_class_fraction, fill=[round(255 * value) for value in mean]),
+            RandomClassFlip(flip, flipped_classes),
         ]
         if distort:
             steps.append(
@@ -120,8 +135,8 @@ class TrainPair:
         return pixels.as_subclass(Tensor), labels.as_subclass(Tensor)
 
 
-class PlainPair:
-    """As they are: validation looks at the whole picture, in its own size."""
+class EvalPair:
+    """Image and mask as tensors at their own size."""
 
     def __call__(self, image: Image.Image, mask: np.ndarray) -> tuple[Tensor, Tensor]:
         return F.pil_to_tensor(image), torch.from_numpy(mask)

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.data.decode.image import BadImage
-from saccade.data.open_masks import find_mask_splits, open_mask_split, open_train_and_val_masks
+from saccade.data.decode.image import BadImage, read_mask_values
+from saccade.data.open import find_mask_splits, open_mask_split, open_train_and_val_masks
 from saccade.data.sources import class_names
 from saccade.data.sources.base import DataError
 from saccade.data.sources.mask_folders import MaskFolders
-from saccade.data.sources.masks import Numbering, SceneMasks, check_masks, decode_mask, hold_out, read_pair
+from saccade.data.sources.masks import LabelMap, check_masks, hold_out_masks, read_pair
+from saccade.data.synthetic.scenes import SceneMasks
 
 
 def save(path, values, mode=None):
@@ -32,24 +33,24 @@ def pair(root, picture, mask, values=None, size=(6, 8), mode=None):
 
 def test_the_lists_of_classes_are_the_sets_own():
     assert len(class_names.ADE20K) == len(set(class_names.ADE20K)) == 150
-    assert len(class_names.CITYSCAPES) == len(class_names.CITYSCAPES_NUMBERS) == 19
+    assert len(class_names.CITYSCAPES) == len(class_names.CITYSCAPES_LABEL_IDS) == 19
     assert len(class_names.LIP) == 20
     assert len(class_names.COCO_THINGS) == 80
-    assert len(class_names.COCO_STUFF) == len(class_names.COCO_STUFF_NUMBERS) == 91
-    assert sorted(class_names.COCO_NUMBERS.values()) == list(range(171))
+    assert len(class_names.COCO_STUFF) == len(class_names.COCO_STUFF_IDS) == 91
+    assert sorted(class_names.COCO_IDS.values()) == list(range(171))
     names = class_names.COCO_THINGS + class_names.COCO_STUFF
-    assert names[class_names.COCO_NUMBERS[0]] == "person"
-    assert names[class_names.COCO_NUMBERS[89]] == "toothbrush"  # COCO id 90
-    assert names[class_names.COCO_NUMBERS[181]] == "wood"  # COCO id 182
-    assert class_names.CITYSCAPES[class_names.CITYSCAPES_NUMBERS[26]] == "car"
+    assert names[class_names.COCO_IDS[0]] == "person"
+    assert names[class_names.COCO_IDS[89]] == "toothbrush"  # COCO id 90
+    assert names[class_names.COCO_IDS[181]] == "wood"  # COCO id 182
+    assert class_names.CITYSCAPES[class_names.CITYSCAPES_LABEL_IDS[26]] == "car"
 
 
 def test_left_and_right_change_places_in_a_mirror():
-    swap = class_names.mirrored(class_names.LIP)
+    swap = class_names.flipped_classes(class_names.LIP)
     assert class_names.LIP[swap[class_names.LIP.index("left-shoe")]] == "right-shoe"
     assert [swap[i] for i in swap] == list(range(20))
     assert swap[:14] == list(range(14))
-    assert class_names.mirrored(class_names.ADE20K) == list(range(150))
+    assert class_names.flipped_classes(class_names.ADE20K) == list(range(150))
 
 
 def test_ade20k(tmp_path):
@@ -155,11 +156,11 @@ def test_scenes_know_their_masks():
 def test_missing_pairs_are_named(tmp_path):
     pair(tmp_path, "images/a.jpg", "masks/a.png")
     save(tmp_path / "images/b.jpg", np.zeros((6, 8, 3)))
-    with pytest.raises(DataError, match=r"1 of 2 pictures have no mask .*images/b.jpg needs b.png"):
+    with pytest.raises(DataError, match=r"1 of 2 images have no mask .*images/b.jpg needs b.png"):
         open_mask_split(tmp_path, classes=["x", "y"])
     (tmp_path / "images/b.jpg").unlink()
     save(tmp_path / "masks/c.png", np.zeros((6, 8)))
-    with pytest.raises(DataError, match=r"1 of 2 masks have no picture .*masks/c.png"):
+    with pytest.raises(DataError, match=r"1 of 2 masks have no image .*masks/c.png"):
         open_mask_split(tmp_path, classes=["x", "y"])
 
 
@@ -167,9 +168,9 @@ def test_a_mask_of_another_size_is_named(tmp_path):
     save(tmp_path / "images/a.png", np.zeros((6, 8, 3)))
     save(tmp_path / "masks/a.png", np.zeros((8, 6)))
     source = MaskFolders(tmp_path / "images", tmp_path / "masks", ["x", "y"])
-    with pytest.raises(BadImage, match=r"images/a.png: the picture is 8 x 6, its mask 6 x 8"):
+    with pytest.raises(BadImage, match=r"images/a.png: the image is 8 x 6 px, its mask 6 x 8 px"):
         read_pair(source, 0)
-    with pytest.raises(DataError, match="1 of 1 training pairs looked at cannot be used"):
+    with pytest.raises(DataError, match="1 of 1 checked training pairs are invalid"):
         check_masks(source)
 
 
@@ -177,7 +178,7 @@ def test_values_out_of_range_are_named_with_the_ways_out(tmp_path):
     pair(tmp_path, "images/a.jpg", "masks/a.png", np.arange(48).reshape(6, 8))
     source = MaskFolders(tmp_path / "images", tmp_path / "masks", ["x", "y", "z"])
     with pytest.raises(
-        BadImage, match=r"masks/a.png: mask value 3, 4, 5, 6, 7, … is out of range: expected 0 to 2"
+        BadImage, match=r"masks/a.png: mask value 3, 4, 5, 6, 7, ... is out of range: expected 0 to 2"
     ) as error:
         source.read_mask(0)
     assert "data.reduce_zero_label" in str(error.value)
@@ -185,47 +186,47 @@ def test_values_out_of_range_are_named_with_the_ways_out(tmp_path):
 
 def test_colour_masks_and_broken_files_are_named(tmp_path):
     save(tmp_path / "colour.png", np.random.default_rng(0).integers(256, size=(4, 4, 3)))
-    with pytest.raises(BadImage, match=r"colour.png: a mask holds class numbers"):
-        decode_mask(tmp_path / "colour.png", str(tmp_path / "colour.png"))
+    with pytest.raises(BadImage, match=r"colour.png: expected a mask with one channel"):
+        read_mask_values(tmp_path / "colour.png", str(tmp_path / "colour.png"))
     (tmp_path / "cut.png").write_bytes((tmp_path / "colour.png").read_bytes()[:60])
     with pytest.raises(BadImage, match=r"cut.png"):
-        decode_mask(tmp_path / "cut.png", str(tmp_path / "cut.png"))
+        read_mask_values(tmp_path / "cut.png", str(tmp_path / "cut.png"))
 
 
 def test_every_way_of_writing_numbers(tmp_path):
     values = np.array([[0, 1, 2], [3, 255, 0]])
     for mode in (None, "P", "I;16"):
         save(tmp_path / "mask.png", values, mode)
-        np.testing.assert_array_equal(decode_mask(tmp_path / "mask.png", "mask"), values)
+        np.testing.assert_array_equal(read_mask_values(tmp_path / "mask.png", "mask"), values)
     save(tmp_path / "grey.png", np.repeat(values[..., None], 3, 2))
-    np.testing.assert_array_equal(decode_mask(tmp_path / "grey.png", "mask"), values)
+    np.testing.assert_array_equal(read_mask_values(tmp_path / "grey.png", "mask"), values)
 
 
 def test_numbering():
     values = np.array([[0, 1, 2, 255]])
-    np.testing.assert_array_equal(Numbering(3)(values, ""), values)
-    np.testing.assert_array_equal(Numbering(2, zero_is_unlabelled=True)(values, ""), [[255, 0, 1, 255]])
-    np.testing.assert_array_equal(Numbering(2, ignore=2)(values[:, :3], ""), [[0, 1, 255]])
-    np.testing.assert_array_equal(Numbering(2, {1: 1, 2: 0})(values, ""), [[255, 1, 0, 255]])
-    with pytest.raises(DataError, match="at most 255 classes"):
-        Numbering(256)
+    np.testing.assert_array_equal(LabelMap(3)(values, ""), values)
+    np.testing.assert_array_equal(LabelMap(2, reduce_zero_label=True)(values, ""), [[255, 0, 1, 255]])
+    np.testing.assert_array_equal(LabelMap(2, ignore_index=2)(values[:, :3], ""), [[0, 1, 255]])
+    np.testing.assert_array_equal(LabelMap(2, {1: 1, 2: 0})(values, ""), [[255, 1, 0, 255]])
+    with pytest.raises(DataError, match="expected at most 255 classes"):
+        LabelMap(256)
 
 
 def test_nothing_that_is_known(tmp_path):
     with pytest.raises(DataError, match="no data at"):
         find_mask_splits(tmp_path / "absent")
-    with pytest.raises(DataError, match="is no segmentation set: expected a folder of pictures beside one of masks"):
+    with pytest.raises(DataError, match="is not a segmentation dataset: expected a folder of images and one of masks"):
         find_mask_splits(tmp_path)
-    with pytest.raises(DataError, match=r"has not the layout ade20k: expected images/training"):
+    with pytest.raises(DataError, match=r"does not have the layout ade20k: expected the folders images/training"):
         find_mask_splits(tmp_path, layout="ade20k")
-    with pytest.raises(DataError, match=r"data.layout must be auto"):
+    with pytest.raises(DataError, match=r"expected data.layout to be auto"):
         find_mask_splits(tmp_path, layout="nonsense")
 
 
 def test_held_out_pictures_are_others():
-    train, val = hold_out(SceneMasks(20, 16), 0.3, seed=1)
+    train, val = hold_out_masks(SceneMasks(20, 16), 0.3, seed=1)
     assert len(val) == 6
     assert set(train.indices) | set(val.indices) == set(range(20))
-    again = hold_out(SceneMasks(20, 16), 0.3, seed=1)[1]
+    again = hold_out_masks(SceneMasks(20, 16), 0.3, seed=1)[1]
     np.testing.assert_array_equal(val.indices, again.indices)
     np.testing.assert_array_equal(val.read_mask(2), SceneMasks(20, 16).read_mask(int(val.indices[2])))

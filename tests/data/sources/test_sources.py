@@ -91,17 +91,17 @@ def test_without_a_validation_split_a_part_of_every_class_is_held_out(tmp_path):
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda p: (p / "a").mkdir(), "holds no pictures"),
-        (lambda p: make_folder(p, {"only": 3}), "one class only"),
-        (lambda p: (p / "x.png").write_bytes(picture(1)), "1 pictures lie directly in it"),
+        (lambda p: (p / "a").mkdir(), "has no images"),
+        (lambda p: make_folder(p, {"only": 3}), "only one class"),
+        (lambda p: (p / "x.png").write_bytes(picture(1)), "1 images directly in it"),
         (lambda p: None, "no sub-folders"),
         (lambda p: make_parquet(p / "train.parquet", [0, 1, 7], ["a", "b"]), "has 7, expected 0 to 1"),
         (lambda p: make_parquet(p / "train.parquet", [0, 1, -1], ["a", "b"]), "choose a labelled split"),
-        (lambda p: make_parquet(p / "train.parquet", [1, 1], ["a", "b"]), r"one class only \('b'\)"),
-        (lambda p: make_parquet(p / "train.parquet", [None, 1]), "1 rows have no label"),
-        (lambda p: make_parquet(p / "train.parquet", [0.5, 1.5]), "integer or a string"),
+        (lambda p: make_parquet(p / "train.parquet", [1, 1], ["a", "b"]), r"only one class \('b'\)"),
+        (lambda p: make_parquet(p / "train.parquet", [None, 1]), "1 rows of .* have no label"),
+        (lambda p: make_parquet(p / "train.parquet", [0.5, 1.5]), "integer or string"),
         (lambda p: make_parquet(p / "train.parquet", [0, 1], column="pixels"), "data.image_column=NAME"),
-        (lambda p: (p / "train.parquet").write_bytes(b"PAR1 broken"), "cannot be read"),
+        (lambda p: (p / "train.parquet").write_bytes(b"PAR1 broken"), "cannot read"),
     ],
 )
 def test_what_cannot_be_trained_on_is_told_before_the_first_step(tmp_path, build, words):
@@ -123,7 +123,7 @@ def test_a_path_that_holds_nothing(tmp_path):
 def test_a_class_that_only_validation_has(tmp_path):
     make_folder(tmp_path / "train", {"a": 2, "b": 2})
     make_folder(tmp_path / "val", {"z": 1})
-    with pytest.raises(DataError, match="classes the training set has not: z"):
+    with pytest.raises(DataError, match="classes that are not in the training set: z"):
         open_train_and_val(tmp_path)
 
 
@@ -160,12 +160,12 @@ def test_parquet_that_stores_paths(tmp_path):
     pq.write_table(pa.table({"image": pa.array(rows, kind), "label": [0, 1]}), tmp_path / "all.parquet")
     source = open_split(tmp_path / "all.parquet")
     assert grey(source, 0) == 77
-    with pytest.raises(BadImage, match="row 1: the row holds no picture"):
+    with pytest.raises(BadImage, match="row 1: the row has no image"):
         source.read(1)
 
 
 def test_parquet_too_large_for_memory_is_unpacked_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "IN_MEMORY", 0)
+    monkeypatch.setattr(table, "MAX_IN_MEMORY", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = make_parquet(tmp_path / "train.parquet", [0, 1, 0, 1, 1], ["a", "b"], [3, 4, 5, 6, 7])
     for _ in range(2):
@@ -221,7 +221,7 @@ def test_a_shard_without_labels(tmp_path):
     with pytest.raises(DataError, match=r"expected 0\.cls"):
         open_split(tmp_path / "a.tar")
     (tmp_path / "b.tar").write_bytes(b"x" * 2000)
-    with pytest.raises(DataError, match=r"plain \.tar"):
+    with pytest.raises(DataError, match=r"uncompressed \.tar"):
         open_split(tmp_path / "b.tar")
 
 
@@ -238,7 +238,7 @@ def test_classes_of_a_checkpoint_are_matched_by_name(tmp_path):
 
 def test_hold_out_needs_something_to_hold_out(tmp_path):
     source = FolderSource(make_folder(tmp_path, {"a": 1, "b": 5}))
-    with pytest.raises(DataError, match="'a' has one picture"):
+    with pytest.raises(DataError, match="'a' has only one image"):
         hold_out(source, 0.5)
     with pytest.raises(DataError, match="between 0 and 1"):
         hold_out(source, 1.5)
@@ -249,7 +249,7 @@ def test_a_class_without_rows_is_only_a_warning(tmp_path, caplog):
     make_parquet(tmp_path / "train.parquet", [0, 2] * 5, ["a", "b", "c"])
     train, _ = open_train_and_val(tmp_path)
     assert train.classes == ["a", "b", "c"]
-    assert "1 of 3 classes have no pictures to train on: 'b'" in caplog.text
+    assert "1 of 3 classes have no training images: 'b'" in caplog.text
 
 
 def test_an_empty_set_is_told(tmp_path):

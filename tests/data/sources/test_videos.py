@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from saccade.data.decode.video import VideoFile, write_video
-from saccade.data.open import open_split, open_train_and_val
-from saccade.data.open_videos import find_video_splits
+from saccade.data.open import find_video_splits, open_split, open_train_and_val
 from saccade.data.sources.base import DataError
 from saccade.data.sources.videos import VideoFolder, VideoList, read_rows
 
@@ -72,8 +71,8 @@ def test_numbers_may_have_names_beside_them(folder, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is empty"),
-        ("path,label\n", "no rows"),
+        ("", "got an empty file"),
+        ("path,label\n", "only a header"),
         ("a.mp4,jump\nb.mp4\n", "row 2: expected path and label, got 'b.mp4'"),
     ],
 )
@@ -84,19 +83,19 @@ def test_a_bad_list_is_named(tmp_path, text, words):
 
 
 def test_what_is_no_set_of_videos_is_named(tmp_path, folder):
-    with pytest.raises(DataError, match="no videos at"):
+    with pytest.raises(DataError, match="no data at"):
         find_video_splits(tmp_path / "nowhere")
     with pytest.raises(DataError, match="expected a list of videos"):
         find_video_splits(folder / "train" / "jump" / "clip 0.mp4")
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "a.jpg").write_bytes(b"")
-    with pytest.raises(DataError, match="holds no videos"):
+    with pytest.raises(DataError, match="has no videos"):
         VideoFolder(tmp_path)
     (tmp_path / "loose").mkdir()
     write_video(tmp_path / "loose" / "a.mp4", np.zeros((1, 16, 16, 3), np.uint8))
-    with pytest.raises(DataError, match="1 videos lie directly in it"):
+    with pytest.raises(DataError, match="1 videos directly in it"):
         VideoFolder(tmp_path / "loose")
-    with pytest.raises(DataError, match="the training set has not: run fast"):
+    with pytest.raises(DataError, match="not in the training set: run fast"):
         VideoFolder(folder / "val", ["jump"])
 
 

@@ -8,15 +8,15 @@ import torch
 
 from saccade.data.decode.video import VideoFile
 from saccade.data.synthetic.motions import (
-    HELD_OUT,
     MOTIONS,
-    SIDES,
+    SIDE_RANGE,
+    VAL_PHOTOS,
     MotionSet,
     Windows,
-    draw_windows,
+    hash_uniform,
     load_photos,
-    render,
-    uniform,
+    render_windows,
+    sample_windows,
     write_motions,
 )
 from saccade.data.synthetic.photos import photo_paths
@@ -25,11 +25,11 @@ PLAIN = torch.tensor([0.0, 0.25, 0.25, 0.0, 0.4, 1.0, 0.75])  # first photograph
 
 
 def windows(motion: str, frames: int = 5, throws: torch.Tensor = PLAIN) -> Windows:
-    return draw_windows(torch.tensor([MOTIONS.index(motion)]), frames, 3, throws[None])
+    return sample_windows(torch.tensor([MOTIONS.index(motion)]), frames, 3, throws[None])
 
 
 def shown(motion: str, throws: torch.Tensor, size: int = 32) -> torch.Tensor:
-    return render(load_photos(32), windows(motion, 5, throws), size)[0].float()
+    return render_windows(load_photos(32), windows(motion, 5, throws), size)[0].float()
 
 
 def test_what_is_seen_moves_as_the_class_says():
@@ -38,7 +38,9 @@ def test_what_is_seen_moves_as_the_class_says():
     photo[:, :, 31, 31] = 1
     ways = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1), "still": (0, 0)}
     for motion, (across, down) in ways.items():
-        clip = render(photo, windows(motion)._replace(photo=torch.zeros(1).long()), 48)[0, 0].float()  # (T, H, W)
+        clip = render_windows(photo, windows(motion)._replace(photo=torch.zeros(1).long()), 48)[
+            0, 0
+        ].float()  # (T, H, W)
         weight = clip / clip.sum((1, 2), keepdim=True)
         x = (weight.sum(1) * torch.arange(48)).sum(1)
         y = (weight.sum(2) * torch.arange(48)).sum(1)
@@ -76,10 +78,10 @@ def test_no_single_frame_tells_the_class():
     """At every moment, place, angle and side of the window have one distribution, whatever the class."""
     generator, count = torch.Generator().manual_seed(0), 4000
     throws = torch.rand(count, 7, generator=generator)
-    still = draw_windows(torch.full((count,), MOTIONS.index("still")), 4, 6, throws)
+    still = sample_windows(torch.full((count,), MOTIONS.index("still")), 4, 6, throws)
     for motion in MOTIONS[:-1]:
         throws = torch.rand(count, 7, generator=generator)
-        moving = draw_windows(torch.full((count,), MOTIONS.index(motion)), 4, 6, throws)
+        moving = sample_windows(torch.full((count,), MOTIONS.index(motion)), 4, 6, throws)
         for frame in range(4):
             for name, a, b in (
                 ("x", moving.centre[:, frame, 0] % 2, still.centre[:, frame, 0] % 2),
@@ -100,9 +102,9 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 def test_sides_stay_in_their_range():
     throws = torch.rand(500, 7, generator=torch.Generator().manual_seed(0))
     for motion in ("zoom in", "zoom out"):
-        side = draw_windows(torch.full((500,), MOTIONS.index(motion)), 9, 6, throws).side
-        assert side.min() >= SIDES[0] - 1e-6
-        assert side.max() <= SIDES[1] + 1e-6
+        side = sample_windows(torch.full((500,), MOTIONS.index(motion)), 9, 6, throws).side
+        assert side.min() >= SIDE_RANGE[0] - 1e-6
+        assert side.max() <= SIDE_RANGE[1] + 1e-6
 
 
 def test_clips_follow_from_seed_and_index():
@@ -121,9 +123,9 @@ def test_the_photographs_of_training_are_not_those_of_the_test():
     names = list(photo_paths())
     every = load_photos(32, names)
     for split, shown in (
-        ("train", [n for n in names if n not in HELD_OUT]),
-        ("val", [*HELD_OUT]),
-        ("test", [*HELD_OUT]),
+        ("train", [n for n in names if n not in VAL_PHOTOS]),
+        ("val", [*VAL_PHOTOS]),
+        ("test", [*VAL_PHOTOS]),
     ):
         photos = MotionSet(8, 32, 4, split).photos
         assert len(photos) == len(shown)
@@ -133,21 +135,21 @@ def test_the_photographs_of_training_are_not_those_of_the_test():
 
 def test_the_dice_are_fair_and_independent():
     keys = np.column_stack([np.zeros((4000, 2), int), np.arange(4000), np.zeros(4000, int)])
-    drawn = uniform(keys, 7)
+    drawn = hash_uniform(keys, 7)
     assert drawn.min() >= 0
     assert drawn.max() < 1
     for column in drawn.T:
         assert distance(torch.from_numpy(column), torch.linspace(0, 1, 4000)) < 1.95 * (2 / 4000) ** 0.5
     assert np.abs(np.corrcoef(drawn.T) - np.eye(7)).max() < 0.06
     assert np.abs(np.corrcoef(drawn[:-1].T, drawn[1:].T)[:7, 7:]).max() < 0.06  # of neighbouring clips
-    assert np.array_equal(drawn[17:18], uniform(keys[17:18], 7))
-    assert len(np.unique(uniform(np.column_stack([keys[:, :2] + [5, 2], keys[:, 2:]]), 1))) > 3990
+    assert np.array_equal(drawn[17:18], hash_uniform(keys[17:18], 7))
+    assert len(np.unique(hash_uniform(np.column_stack([keys[:, :2] + [5, 2], keys[:, 2:]]), 1))) > 3990
 
 
 def test_a_set_of_nothing_is_named():
     with pytest.raises(ValueError, match="at least 1 frame"):
         MotionSet(frames=0)
-    with pytest.raises(ValueError, match="splits train, val, test"):
+    with pytest.raises(ValueError, match="a split of train, val, test"):
         MotionSet(split="valid")
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from saccade.data.sources.base import DataError
-from saccade.data.synthetic.scenes import MOTIONS, SHAPES, Scenes
+from saccade.data.synthetic.scenes import SHAPE_MOTIONS, SHAPES, Scenes
 
 
 def test_a_scene_follows_from_seed_split_and_number_alone():
@@ -42,14 +42,14 @@ def test_label_mask_boxes_and_instances_tell_one_story(index):
 def test_every_shape_and_every_motion_occurs():
     scenes = Scenes(40, size=16)
     assert {scenes.frame(i).label for i in range(40)} == set(range(len(SHAPES)))
-    assert {scenes.clip(i, frames=1).label for i in range(120)} == set(range(len(MOTIONS)))
+    assert {scenes.clip(i, frames=1).label for i in range(120)} == set(range(len(SHAPE_MOTIONS)))
 
 
 def test_the_large_object_moves_as_the_clip_is_labelled():
     scenes, seen = Scenes(400, size=64), set()
     for index in range(400):
         clip = scenes.clip(index, frames=3)
-        motion = MOTIONS[clip.label]
+        motion = SHAPE_MOTIONS[clip.label]
         large = [np.argwhere(frame.instances == 1) for frame in clip.frames]
         inside = all(spot.min(initial=1) > 0 and spot.max(initial=1) < 63 for spot in large)
         if motion in seen or not inside:
@@ -63,7 +63,7 @@ def test_the_large_object_moves_as_the_clip_is_labelled():
             assert (len(large[2]) > 1.4 * len(large[0])) == (motion == "growing")
         elif motion == "still":
             np.testing.assert_array_equal(large[0], large[2])
-    assert len(seen) == len(MOTIONS)
+    assert len(seen) == len(SHAPE_MOTIONS)
 
 
 def test_turning_goes_the_way_its_name_says():
@@ -71,7 +71,7 @@ def test_turning_goes_the_way_its_name_says():
     scenes, seen = Scenes(400, size=64), set()
     for index in range(SHAPES.index("bars"), 400, len(SHAPES)):
         clip = scenes.clip(index, frames=12)
-        motion = MOTIONS[clip.label]
+        motion = SHAPE_MOTIONS[clip.label]
         if motion not in ("clockwise", "counterclockwise") or motion in seen:
             continue
         seen.add(motion)
@@ -100,7 +100,7 @@ def test_a_linear_model_stays_near_chance():
 
 
 def test_wrong_questions():
-    with pytest.raises(DataError, match="splits train, val, test"):
+    with pytest.raises(DataError, match="a split of train, val, test"):
         Scenes(split="dev")
     with pytest.raises(DataError, match="16 px"):
         Scenes(size=8)

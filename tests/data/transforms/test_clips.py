@@ -8,29 +8,29 @@ from hypothesis import strategies as st
 
 from saccade.data.decode.video import VideoFrames
 from saccade.data.loader import seed_all
-from saccade.data.transforms.clips import EvalClip, TrainClip, clip_numbers
+from saccade.data.transforms.clips import EvalClip, TrainClip, clip_indices
 from saccade.data.transforms.image import train_transform
 from saccade.tasks.video import average_views
 
 
 def test_32_frames_of_128_four_apart():
     """SF-63."""
-    assert clip_numbers(128, 32, 4, 0.0) == list(range(0, 128, 4))
-    assert clip_numbers(325, 32, 4, 0.0) == list(range(0, 128, 4))
-    assert clip_numbers(325, 32, 4, 0.5) == list(range(100, 228, 4))
-    assert clip_numbers(325, 32, 4, 1.0) == list(range(200, 328, 4))  # the last one is frame 324
+    assert clip_indices(128, 32, 4, 0.0) == list(range(0, 128, 4))
+    assert clip_indices(325, 32, 4, 0.0) == list(range(0, 128, 4))
+    assert clip_indices(325, 32, 4, 0.5) == list(range(100, 228, 4))
+    assert clip_indices(325, 32, 4, 1.0) == list(range(200, 328, 4))  # the last one is frame 324
 
 
 def test_a_short_video_is_spread_over_the_clip():
-    assert clip_numbers(64, 32, 4, 0.7) == list(range(0, 64, 2))
-    assert clip_numbers(8, 16, 4) == [i // 2 for i in range(16)]
-    assert clip_numbers(1, 4, 4, 1.0) == [0, 0, 0, 0]
-    assert clip_numbers(9, 1, 4) == [4]  # the middle frame
+    assert clip_indices(64, 32, 4, 0.7) == list(range(0, 64, 2))
+    assert clip_indices(8, 16, 4) == [i // 2 for i in range(16)]
+    assert clip_indices(1, 4, 4, 1.0) == [0, 0, 0, 0]
+    assert clip_indices(9, 1, 4) == [4]  # the middle frame
 
 
 @given(count=st.integers(1, 5000), frames=st.integers(1, 64), stride=st.integers(1, 8), start=st.floats(0, 1))
 def test_numbers_ascend_inside_the_video(count, frames, stride, start):
-    numbers = clip_numbers(count, frames, stride, start)
+    numbers = clip_indices(count, frames, stride, start)
     assert len(numbers) == frames
     assert numbers == sorted(numbers)
     assert 0 <= numbers[0] <= numbers[-1] < count
@@ -44,7 +44,7 @@ def noise(frames: int = 12, height: int = 40, width: int = 56, seed: int = 0) ->
 
 def test_every_frame_of_a_clip_is_changed_alike():
     """A still video stays still, through crops, flips and whatever RandAugment draws; another throw differs."""
-    change = train_transform(24, scale=(0.2, 1.0), auto="rand-m9-n3-mstd0.5-inc1")
+    change = train_transform(24, scale=(0.2, 1.0), auto_augment="rand-m9-n3-mstd0.5-inc1")
     clip = TrainClip(6, 2, change)
     still = VideoFrames(np.repeat(noise(1), 20, axis=0))
     seen = []

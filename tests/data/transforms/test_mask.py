@@ -6,8 +6,9 @@ import torch
 from PIL import Image
 
 from saccade.data.sources.masks import IGNORE
-from saccade.data.transforms.mask import BalancedCrop, Mirror, PlainPair, TrainPair
-from saccade.data.transforms.mask_batch import PairAugment, distort, read_masks, turn_hue, window_grid
+from saccade.data.transforms.batch import window_grid
+from saccade.data.transforms.mask import BalancedCrop, EvalPair, RandomClassFlip, TrainPair
+from saccade.data.transforms.mask_batch import PairAugment, distort_colours, hue_rotation, sample_nearest
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
 
@@ -41,7 +42,7 @@ def test_one_by_one_picture_and_mask_stay_together(seed):
 
 def test_in_a_batch_picture_and_mask_stay_together():
     image, mask = telling_pair()
-    images = PlainPair()(image, mask)[0].repeat(16, 1, 1, 1)
+    images = EvalPair()(image, mask)[0].repeat(16, 1, 1, 1)
     masks = torch.from_numpy(mask).repeat(16, 1, 1)
     augment = PairAugment(48, base=60, distort=False, **PLAIN)
     pixels, labels = augment(images, masks, torch.Generator().manual_seed(0))
@@ -57,7 +58,7 @@ def test_in_a_batch_picture_and_mask_stay_together():
 
 def test_without_change_a_batch_is_itself():
     image, mask = telling_pair(48, 48)
-    images, masks = PlainPair()(image, mask)
+    images, masks = EvalPair()(image, mask)
     augment = PairAugment(48, scale=(1.0, 1.0), flip=0.0, distort=False, **PLAIN)
     pixels, labels = augment(images[None], masks[None], torch.Generator().manual_seed(0))
     torch.testing.assert_close(pixels[0] * 255, images.float(), atol=0.01, rtol=0)
@@ -90,7 +91,7 @@ def sparse_mask():
 
 
 def test_crops_are_balanced_one_by_one():
-    crop, mask = BalancedCrop(32, most=0.75, tries=200), torch.from_numpy(sparse_mask())
+    crop, mask = BalancedCrop(32, max_class_fraction=0.75, attempts=200), torch.from_numpy(sparse_mask())
     from torchvision import tv_tensors
 
     torch.manual_seed(0)
@@ -103,8 +104,8 @@ def test_crops_are_balanced_in_a_batch():
     images = torch.zeros(32, 3, 100, 100, dtype=torch.uint8)
     dice = torch.Generator().manual_seed(0)
     options = dict(base=100, scale=(1.0, 1.0), flip=0.0, distort=False, **PLAIN)
-    _, free = PairAugment(32, most=1.0, tries=1, **options)(images, masks, dice)
-    _, balanced = PairAugment(32, most=0.75, tries=60, **options)(images, masks, dice)
+    _, free = PairAugment(32, max_class_fraction=1.0, attempts=1, **options)(images, masks, dice)
+    _, balanced = PairAugment(32, max_class_fraction=0.75, attempts=60, **options)(images, masks, dice)
     assert ((free == 1).float().mean((1, 2)) > 0.2).float().mean() < 0.4
     shares = (balanced == 1).float().mean((1, 2))
     assert (shares.gt(0.2) & shares.lt(0.8)).float().mean() > 0.95
@@ -115,22 +116,22 @@ def test_a_mirror_exchanges_left_and_right():
     mask = torch.tensor([[0, 1, 1], [2, 0, IGNORE]], dtype=torch.uint8)
     from torchvision import tv_tensors
 
-    flipped = Mirror(1.0, swap)(tv_tensors.Mask(mask))
+    flipped = RandomClassFlip(1.0, swap)(tv_tensors.Mask(mask))
     assert torch.equal(flipped.as_subclass(torch.Tensor), torch.tensor([[2, 2, 0], [IGNORE, 0, 1]], dtype=torch.uint8))
     square = torch.tensor([[0, 1], [2, IGNORE]], dtype=torch.uint8)
-    augment = PairAugment(2, scale=(1.0, 1.0), flip=1.0, distort=False, mirrored=swap, **PLAIN)
+    augment = PairAugment(2, scale=(1.0, 1.0), flip=1.0, distort=False, flipped_classes=swap, **PLAIN)
     _, labels = augment(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), square[None], torch.Generator().manual_seed(0))
     assert labels[0].tolist() == [[2, 0], [IGNORE, 1]]
 
 
 def test_colours_change_and_greys_keep_their_hue():
     pixels = torch.rand(64, 3, 4, 4)
-    changed = distort(pixels, torch.Generator().manual_seed(0))
+    changed = distort_colours(pixels, torch.Generator().manual_seed(0))
     assert changed.min() >= 0
     assert changed.max() <= 1
     moved = (changed - pixels).abs().flatten(1).amax(1) > 1e-3
     assert 0.8 < moved.float().mean() < 1  # 1 in 16 pictures keeps all four
-    turned = turn_hue(torch.tensor([0.0, 0.3, -0.3]))
+    turned = hue_rotation(torch.tensor([0.0, 0.3, -0.3]))
     torch.testing.assert_close(turned @ torch.ones(3), torch.ones(3, 3))
     torch.testing.assert_close(turned[0], torch.eye(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(turned[1] @ turned[2], torch.eye(3), atol=1e-5, rtol=0)
@@ -138,6 +139,6 @@ def test_colours_change_and_greys_keep_their_hue():
 
 def test_masks_are_read_by_their_nearest_pixel():
     masks = torch.tensor([[[0, 7], [200, IGNORE]]], dtype=torch.uint8)
-    seen = read_masks(masks, window_grid(torch.eye(3)[None], 6))
+    seen = sample_nearest(masks, window_grid(torch.eye(3)[None], 6))
     assert set(seen.unique().tolist()) == {0, 7, 200, IGNORE}
     assert (seen[0, :3, 3:] == 7).all()

@@ -8,12 +8,19 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision import tv_tensors
 
-from saccade.data.loader import Order, seed_all
-from saccade.data.object_loader import ObjectEvalLoader, ObjectLoader, pack_masks, unpack_masks
-from saccade.data.open_objects import open_objects
+from saccade.data.loader import ObjectEvalLoader, ObjectLoader, Order, seed_all
+from saccade.data.open import open_train_and_val_objects
 from saccade.data.sources.base import DataError
-from saccade.data.sources.objects import Objects, SceneObjects, learnable
-from saccade.data.transforms.objects import AugmentObjects, StraightObjects, settle, tight_boxes
+from saccade.data.sources.objects import Objects, trainable_objects
+from saccade.data.synthetic.scenes import SceneObjects
+from saccade.data.transforms.objects import (
+    EvalObjects,
+    TrainObjects,
+    drop_cropped_objects,
+    pack_masks,
+    tight_boxes,
+    unpack_masks,
+)
 from tests.data.coco_files import write
 
 COLOURS = [(200, 0, 0), (0, 200, 0)]
@@ -40,7 +47,7 @@ def visible(picture: torch.Tensor, label: int) -> torch.Tensor:
 def test_boxes_and_masks_stay_on_their_pixels(seed, crop):
     image, objects = planted()
     seed_all(seed)
-    picture, target = AugmentObjects(72, crop, (0.8, 2.0), vertical_flip=0.5)(image, objects)
+    picture, target = TrainObjects(72, crop, (0.8, 2.0), vertical_flip=0.5)(image, objects)
     assert picture.dtype == torch.uint8
     for box, label, mask in zip(target["boxes"], target["labels"], target["masks"], strict=True):
         seen = visible(picture, int(label))
@@ -55,10 +62,10 @@ def test_boxes_and_masks_stay_on_their_pixels(seed, crop):
 
 def test_a_flip_is_exact():
     image, objects = planted()
-    picture, target = AugmentObjects(flip=1.0)(image, objects)
+    picture, target = TrainObjects(flip=1.0)(image, objects)
     assert target["boxes"].tolist() == [[50, 5, 80, 35], [10, 20, 40, 55]]
     assert torch.equal(visible(picture, 1), target["masks"][0] > 0)
-    straight, kept = StraightObjects()(image, objects)
+    straight, kept = EvalObjects()(image, objects)
     assert torch.equal(picture, straight.flip(-1))
     assert kept["boxes"].tolist() == objects.boxes.tolist()
 
@@ -68,7 +75,7 @@ def test_resized_windows_are_at_most_as_large_as_asked_and_reach_the_asked_scale
     heights, sizes = [], []
     for seed in range(60):
         seed_all(seed)
-        picture, target = AugmentObjects(64, "resized", (0.5, 2.0))(image, objects)
+        picture, target = TrainObjects(64, "resized", (0.5, 2.0))(image, objects)
         sizes.append(tuple(picture.shape[-2:]))
         heights += (target["boxes"][:, 3] - target["boxes"][:, 1]).tolist()
     assert max(max(size) for size in sizes) == 64
@@ -83,7 +90,7 @@ def test_detrs_window_keeps_every_second_picture_and_cuts_from_the_others():
     sizes = []
     for seed in range(60):
         seed_all(seed)
-        sizes.append(tuple(AugmentObjects(crop="detr")(image, objects)[0].shape[-2:]))
+        sizes.append(tuple(TrainObjects(crop="detr")(image, objects)[0].shape[-2:]))
     whole = [size for size in sizes if size == (60, 90)]
     assert 15 < len(whole) < 55  # half, and the windows that happen to cover all
     assert min(min(size) for size in sizes) >= 60 * 384 // 600
@@ -93,8 +100,8 @@ def test_detrs_window_keeps_every_second_picture_and_cuts_from_the_others():
 def test_jitter_changes_colours_and_nothing_else():
     image, objects = planted()
     seed_all(0)
-    picture, target = AugmentObjects(flip=0.0, jitter=0.5)(image, objects)
-    straight, _ = StraightObjects()(image, objects)
+    picture, target = TrainObjects(flip=0.0, jitter=0.5)(image, objects)
+    straight, _ = EvalObjects()(image, objects)
     assert not torch.equal(picture, straight)
     assert target["boxes"].tolist() == objects.boxes.tolist()
 
@@ -110,7 +117,7 @@ def test_what_is_left_of_an_object_gets_the_box_around_it_and_specks_go():
         "labels": torch.tensor([1, 2, 3]),
         "masks": tv_tensors.Mask(masks),
     }
-    left = settle(target)
+    left = drop_cropped_objects(target)
     assert left["labels"].tolist() == [1]
     assert left["boxes"].tolist() == [[3, 2, 9, 5]]
     assert isinstance(left["masks"], tv_tensors.Mask)  # so that the next step knows it
@@ -118,9 +125,9 @@ def test_what_is_left_of_an_object_gets_the_box_around_it_and_specks_go():
 
 def test_wrong_crops_are_told():
     with pytest.raises(DataError, match="none, resized, detr"):
-        AugmentObjects(crop="pad")
-    with pytest.raises(DataError, match=r"set data.image_size"):
-        AugmentObjects(crop="resized")
+        TrainObjects(crop="pad")
+    with pytest.raises(DataError, match=r"Set data.image_size"):
+        TrainObjects(crop="resized")
 
 
 def test_scenes_know_their_objects():
@@ -137,7 +144,7 @@ def test_scenes_know_their_objects():
 
 def test_batches_are_the_same_with_and_without_processes():
     scenes, order = SceneObjects(8, 32), Order(8, 4, seed=3)
-    batches = [list(ObjectLoader(scenes, AugmentObjects(32, "resized"), order, workers).epoch(1)) for workers in (0, 2)]
+    batches = [list(ObjectLoader(scenes, TrainObjects(32, "resized"), order, workers).epoch(1)) for workers in (0, 2)]
     assert len(batches[0]) == 2
     for one, other in zip(*batches, strict=True):
         assert torch.equal(one.indices, other.indices)
@@ -158,9 +165,9 @@ def test_masks_travel_eight_pixels_a_byte(count, width):
 
 def test_training_batches_carry_the_masks_of_their_pictures_and_evaluation_needs_none():
     scenes = SceneObjects(4, 36)
-    (batch,) = ObjectLoader(scenes, StraightObjects(), Order(4, 4), workers=0).epoch(0)
+    (batch,) = ObjectLoader(scenes, EvalObjects(), Order(4, 4), workers=0).epoch(0)
     for target, index in zip(batch.labels, batch.indices.tolist(), strict=True):
-        true = learnable(scenes.objects(index), (36, 36))
+        true = trainable_objects(scenes.objects(index), (36, 36))
         assert torch.equal(unpack_masks(target["masks"], 36), torch.from_numpy(true.masks))
         assert torch.equal(target["boxes"], torch.from_numpy(true.boxes))
     for batch in ObjectEvalLoader(scenes, 2, 0):
@@ -170,8 +177,8 @@ def test_training_batches_carry_the_masks_of_their_pictures_and_evaluation_needs
 def test_a_bad_picture_is_replaced_in_training_and_left_out_in_evaluation(tmp_path):
     write(tmp_path)
     (tmp_path / "train" / "b.png").write_bytes(b"not a picture")
-    source, _ = open_objects(tmp_path, val_path=tmp_path)
-    (batch,) = ObjectLoader(source, StraightObjects(), Order(3, 3), workers=0).epoch(0)
+    source, _ = open_train_and_val_objects(tmp_path, val_path=tmp_path)
+    (batch,) = ObjectLoader(source, EvalObjects(), Order(3, 3), workers=0).epoch(0)
     assert len(batch.images) == 3
     assert [index for index, _ in batch.bad] == [2]
     assert 2 not in batch.indices.tolist()

@@ -1,10 +1,10 @@
-"""Eight photographs in the public domain, for examples; LICENSES.md names their sources."""
+"""Eight public-domain photographs for examples; LICENSES.md names their sources."""
 
 from importlib.resources import files
 from pathlib import Path
 
 
 def photo_paths() -> dict[str, Path]:
-    """Name -> file of every bundled photograph, sorted."""
+    """Name -> path of the bundled photographs, sorted by name."""
     folder = Path(str(files(__name__)))
     return {path.stem: path for path in sorted(folder.glob("*.jpg"))}
