@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from saccade._extras import require
 from saccade.data.decode.image import BadImage
-from saccade.data.loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, seed_all, unpack_masks
+from saccade.data.loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, seed_all
 from saccade.data.open import open_train_and_val_objects
 from saccade.data.sources.base import DataError
-from saccade.data.transforms.objects import TrainObjects
+from saccade.data.transforms.objects import TrainObjects, unpack_masks
 from saccade.engine.evaluate_objects import ObjectEvaluation, evaluate_detector, metric_for
 from saccade.engine.feed import BadPictures, Feed, Share, Sources
 from saccade.engine.module import Assembly, Training

@@ -171,7 +171,7 @@ def test_boxes_without_masks_train_a_detector_without_a_mask_head(tmp_path):
 
 def test_a_detector_is_measured_on_a_set_of_its_own_classes_only(run, tmp_path):
     path = write(tmp_path)
-    with pytest.raises(DataError, match="categories the training set has not"):
+    with pytest.raises(DataError, match="classes that are not in the training set"):
         evaluate_detector_checkpoint(run.out, path)
 
 
@@ -186,7 +186,7 @@ def test_what_is_not_installed_is_told_before_the_first_update(monkeypatch, head
 def test_a_set_without_objects_is_worth_nothing_and_no_exception():
     class Empty(SceneObjects):
         def objects(self, index, size=None):
-            return super().objects(index).take(np.array([], int))
+            return super().objects(index).select(np.array([], int))
 
     source, model = Empty(2, 48, "val"), assemble(recipe()).model
     found = evaluate_detector(model, ObjectEvalLoader(source, 2, 0), source, metric_for(model, source, 100))
