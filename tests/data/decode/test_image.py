@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from saccade.data.decode.image import FORMATS, IMAGE_SUFFIXES, BadImage, read_image, read_mask_values, to_rgb
+from tests.data.mask_files import save
 
 
 def encode(image: Image.Image, format: str, **options) -> bytes:
@@ -118,3 +119,22 @@ def test_formats_outside_the_allow_list_are_refused_in_one_line(read, format):
 def test_every_suffix_belongs_to_an_allowed_format():
     Image.init()
     assert {Image.EXTENSION[suffix] for suffix in IMAGE_SUFFIXES} == set(FORMATS)
+
+
+@pytest.mark.parametrize("mode", [None, "P", "I;16"])
+def test_mask_values_are_read_from_palette_8_bit_and_16_bit_files(tmp_path, mode):
+    values = np.array([[0, 1, 2], [3, 255, 0]])
+    save(tmp_path / "mask.png", values, mode)
+    np.testing.assert_array_equal(read_mask_values(tmp_path / "mask.png", "mask"), values)
+
+
+def test_mask_values_are_read_from_grey_stored_as_rgb(tmp_path):
+    values = np.array([[0, 1, 2], [3, 255, 0]])
+    save(tmp_path / "grey.png", np.repeat(values[..., None], 3, 2))
+    np.testing.assert_array_equal(read_mask_values(tmp_path / "grey.png", "mask"), values)
+
+
+def test_colour_masks_raise(tmp_path):
+    save(tmp_path / "colour.png", np.random.default_rng(0).integers(256, size=(4, 4, 3)))
+    with pytest.raises(BadImage, match=r"colour: expected a mask with one channel of class indices, got .*mode RGB"):
+        read_mask_values(tmp_path / "colour.png", "colour")
