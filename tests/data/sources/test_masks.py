@@ -34,7 +34,7 @@ def test_label_map_ignores_the_given_value():
 
 def test_label_map_rejects_values_out_of_range():
     with pytest.raises(
-        BadImage, match="m.png: mask value 3, 4, 5, 6, 7, ... is out of range: expected 0 to 2"
+        BadImage, match=r"m.png: mask value 3, 4, 5, 6, 7, ... is out of range: expected 0 to 2"
     ) as error:
         LabelMap(3)(np.arange(48).reshape(6, 8), "m.png")
     assert "data.reduce_zero_label" in str(error.value)

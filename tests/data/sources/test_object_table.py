@@ -1,4 +1,4 @@
-"""Objects in Parquet, in the schema of the nuclei set and of Hugging Face's detection sets."""
+"""Objects in Parquet files, in the schema of nuclei-mini and of Hugging Face's detection datasets."""
 
 import io
 import json
@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from saccade.data.open import open_object_split, open_train_and_val_objects
+from saccade.data.open import open_object_split
 from saccade.data.sources.base import DataError
 from saccade.data.sources.object_table import ObjectTable
 from tests.data.coco_files import MINI
@@ -28,16 +28,16 @@ def png(array: np.ndarray) -> dict:
 
 
 def rows(count: int = 3) -> list[dict]:
-    """Nuclei-mini with exact masks, as rows."""
+    """nuclei-mini with its exact masks, as rows."""
     source = open_object_split(MINI, "test_rle")
-    found = []
+    entries = []
     for i in range(count):
         image = source.read(i)
         objects = source.objects(i, image.size)
         assert objects.masks is not None
         numbered = (objects.masks * np.arange(1, len(objects.masks) + 1, dtype=np.uint16)[:, None, None]).max(0)
         boxes = np.concatenate([objects.boxes[:, :2], objects.boxes[:, 2:] - objects.boxes[:, :2]], 1)
-        found.append(
+        entries.append(
             {
                 "image": png(np.asarray(image)),
                 "image_id": int(source.image_ids[i]),
@@ -50,41 +50,41 @@ def rows(count: int = 3) -> list[dict]:
                 "instance_mask": png(numbered),
             }
         )
-    return found
+    return entries
 
 
 def write(path, entries, features=FEATURES):
     table = pa.Table.from_pylist(entries)
-    about = {"huggingface": json.dumps({"info": {"features": features}})}
-    pq.write_table(table.replace_schema_metadata(about), path)
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(table.replace_schema_metadata(metadata), path)
     return path
 
 
-def test_parquet_gives_what_the_json_gives(tmp_path):
+def test_parquet_equals_coco_json(tmp_path):
     table, source = ObjectTable([write(tmp_path / "test.parquet", rows())]), open_object_split(MINI, "test_rle")
     assert table.classes == ["nucleus"]
     assert table.has_masks
     for i in range(3):
         size = table.read(i).size
-        ours, theirs = table.objects(i, size), source.objects(i, size)
-        for one, other in zip(ours, theirs, strict=True):
-            np.testing.assert_array_equal(one, other)
+        from_table, from_json = table.objects(i, size), source.objects(i, size)
+        for actual, expected in zip(from_table, from_json, strict=True):
+            np.testing.assert_array_equal(actual, expected)
         assert table.image_ids[i] == source.image_ids[i]
 
 
-def test_its_ground_truth_is_cocos_but_for_the_numbers(tmp_path):
+def test_ground_truth_equals_coco_json_except_for_ids(tmp_path):
     table, source = ObjectTable([write(tmp_path / "test.parquet", rows())]), open_object_split(MINI, "test_rle")
-    ours = table.ground_truth()["annotations"]
-    theirs = {note["id"]: note for note in source.ground_truth()["annotations"]}
-    ids = [number for i in range(3) for number in table.objects(i, table.read(i).size).ids.tolist()]
-    assert [note["id"] for note in ours] == list(range(1, len(ids) + 1))
-    for note, number in zip(ours, ids, strict=True):
-        assert note["bbox"] == theirs[number]["bbox"]
-        assert note["area"] == theirs[number]["area"]
-        assert note["category_id"] == 0
+    annotations = table.ground_truth()["annotations"]
+    expected = {annotation["id"]: annotation for annotation in source.ground_truth()["annotations"]}
+    ids = [object_id for i in range(3) for object_id in table.objects(i, table.read(i).size).ids.tolist()]
+    assert [annotation["id"] for annotation in annotations] == list(range(1, len(ids) + 1))
+    for annotation, object_id in zip(annotations, ids, strict=True):
+        assert annotation["bbox"] == expected[object_id]["bbox"]
+        assert annotation["area"] == expected[object_id]["area"]
+        assert annotation["category_id"] == 0
 
 
-def test_boxes_alone_and_no_metadata_will_do(tmp_path):
+def test_masks_ids_and_metadata_are_optional(tmp_path):
     entries = rows(2)
     for entry in entries:
         del entry["instance_mask"], entry["image_id"], entry["objects"]["id"], entry["objects"]["iscrowd"]
@@ -94,10 +94,11 @@ def test_boxes_alone_and_no_metadata_will_do(tmp_path):
     assert table.image_ids.tolist() == [0, 1]
     objects = table.objects(0, table.read(0).size)
     assert objects.masks is None
-    assert len(objects.ids) == len(objects.boxes) > 0
+    assert objects.ids.tolist() == list(range(len(entries[0]["objects"]["bbox"])))
+    assert not objects.crowd.any()
 
 
-def test_a_row_without_objects(tmp_path):
+def test_row_without_objects_has_empty_arrays(tmp_path):
     entries = rows(2)
     entries[0]["objects"] = {"id": [], "bbox": [], "category": [], "iscrowd": []}
     entries[0]["instance_mask"] = png(np.zeros((256, 256), np.uint16))
@@ -107,17 +108,10 @@ def test_a_row_without_objects(tmp_path):
     assert objects.masks.shape == (0, 256, 256)
 
 
-def test_splits_by_file_name(tmp_path):
-    write(tmp_path / "train-00000-of-00001.parquet", rows(3))
-    write(tmp_path / "test-00000-of-00001.parquet", rows(1))
-    train, test = open_train_and_val_objects(tmp_path)
-    assert (len(train), len(test)) == (3, 1)
-
-
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
-        (lambda row: row["objects"]["category"].__setitem__(0, 4), "row 0: object 0 has category 4"),
+        (lambda row: row["objects"]["category"].__setitem__(0, 4), "row 0: object 0 has category 4, expected 0 to 0"),
         (
             lambda row: row["objects"]["bbox"].__setitem__(1, [0.0, 0.0, float("nan"), 1.0]),
             "row 0: the box of object 1 is not finite",
@@ -127,20 +121,20 @@ def test_splits_by_file_name(tmp_path):
             r"row 0: expected an instance_mask of shape \(256, 256\) .*got shape \(9, 9\)",
         ),
         (
-            lambda row: row.update(instance_mask={"bytes": b"not a picture", "path": None}),
+            lambda row: row.update(instance_mask={"bytes": b"not an image", "path": None}),
             "row 0: cannot read its instance_mask",
         ),
     ],
 )
-def test_a_broken_row_is_named(tmp_path, change, words):
+def test_invalid_row_raises_with_its_index(tmp_path, change, message):
     entries = rows(1)
     change(entries[0])
     table = ObjectTable([write(tmp_path / "a.parquet", entries)])
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=message):
         table.objects(0, (256, 256))
 
 
-def test_a_table_of_something_else_is_refused(tmp_path):
+def test_table_without_objects_raises(tmp_path):
     entries = [{"image": row["image"], "label": 1} for row in rows(1)]
     with pytest.raises(DataError, match="expected a column `objects`"):
         ObjectTable([write(tmp_path / "a.parquet", entries)])
