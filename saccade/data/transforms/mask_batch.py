@@ -90,7 +90,7 @@ class PairAugment:
 
 def sample_nearest(masks: Tensor, grid: Tensor) -> Tensor:
     """masks (B, h, w) at points (B, H, W, 2) -> (B, H, W) float; IGNORE outside the image."""
-    shifted = masks[:, None].float() - IGNORE  # grid_sample pads with 0, which then stands for IGNORE
+    shifted = masks[:, None].float() - IGNORE  # grid_sample pads with 0, which becomes IGNORE
     return F.grid_sample(shifted, grid, mode="nearest", padding_mode="zeros", align_corners=False)[:, 0] + IGNORE
 
 

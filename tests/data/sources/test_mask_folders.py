@@ -11,7 +11,7 @@ from tests.data.mask_files import save, save_pair
 
 
 def open_layout(path, split="train", **options) -> MaskFolders:
-    """The split with the classes and the label convention of the layout that is found."""
+    """The split with the classes and the label convention of the layout at `path`."""
     match = find_layout(path, **options)
     assert match is not None
     layout, (images, masks) = match.layout, match.folders[split]

@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from saccade.data.decode.video import VideoFile
+from saccade.data.loader import Order
 from saccade.data.synthetic.motions import (
     MOTIONS,
     SIDE_RANGE,
     VAL_PHOTOS,
+    MotionEvalLoader,
+    MotionLoader,
     MotionSet,
     Windows,
     hash_uniform,
@@ -163,3 +166,34 @@ def test_written_clips_are_read_back(tmp_path):
     assert len(video) == 6
     back = np.stack([np.array(frame) for frame in video.frames(range(6))])
     assert np.abs(back - original).mean() < 6  # of 255: H.264 is lossy
+
+
+def test_motion_loader_renders_new_clips_of_the_same_classes_each_epoch():
+    source = MotionSet(16, 32, 4)
+    loader = MotionLoader(source, Order(16, 8, seed=1))
+    first, second = (list(loader.epoch(epoch)) for epoch in (0, 1))
+    for batches in (first, second):
+        indices = torch.cat([batch.indices for batch in batches])
+        assert sorted(indices.tolist()) == list(range(16))
+        assert torch.equal(torch.cat([batch.labels for batch in batches]), indices % len(MOTIONS))
+    images = {int(index): image for batch in first for index, image in zip(batch.indices, batch.images, strict=True)}
+    assert not any(
+        torch.equal(image, images[int(index)])
+        for batch in second
+        for index, image in zip(batch.indices, batch.images, strict=True)
+    )
+    again = next(loader.epoch(0, start=1))
+    assert torch.equal(again.images, first[1].images)
+
+
+def test_motion_eval_loader_renders_every_clip_once():
+    source = MotionSet(10, 32, 4, "val")
+    batches = list(MotionEvalLoader(source, 4, rank=1, world_size=2))
+    assert [batch.indices.tolist() for batch in batches] == [[1, 3, 5, 7], [9]]
+    assert torch.equal(batches[1].images, source.clips([9]))
+    assert len(MotionEvalLoader(source, 4)) == 3
+
+
+def test_motion_loaders_return_images_for_single_frames():
+    (batch,) = MotionEvalLoader(MotionSet(2, 32, 1), 2)
+    assert batch.images.shape == (2, 3, 32, 32)
