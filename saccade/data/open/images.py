@@ -101,9 +101,8 @@ def _find_in_folder(path: Path, columns: dict[str, Any]) -> dict[str, Opener]:
         return {name: partial(TableSource, saved_dataset_files(path / name), **columns) for name in names}
     if (path / "state.json").is_file():  # Dataset.save_to_disk
         return {"all": partial(TableSource, saved_dataset_files(path), **columns)}
-    for pattern in ("*.parquet", "*.tar"):
-        if files := files_matching(path, pattern):
-            return _find_in_files(files, columns, str(path))
+    if files := files_matching(path, "*.parquet", "*.tar"):
+        return _find_in_files(files, columns, str(path))
     folders = [entry.name for entry in os.scandir(path) if entry.is_dir() and entry.name in TRAIN_NAMES + EVAL_NAMES]
     if any(name in TRAIN_NAMES for name in folders):
         ordered = sorted(folders, key=(TRAIN_NAMES + EVAL_NAMES).index)

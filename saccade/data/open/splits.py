@@ -16,10 +16,12 @@ AnySource = TypeVar("AnySource")
 
 
 def train_split(splits: dict[str, Callable[..., AnySource]]) -> Callable[..., AnySource]:
+    """The split for training, else the first."""
     return splits[next((name for name in TRAIN_NAMES if name in splits), next(iter(splits)))]
 
 
 def eval_split(splits: dict[str, Callable[..., AnySource]]) -> Callable[..., AnySource] | None:
+    """The split for evaluation, None if there is none."""
     name = next((name for name in EVAL_NAMES if name in splits), None)
     return None if name is None else splits[name]
 
@@ -45,15 +47,17 @@ def embedded_splits(create: Callable[..., AnySource], train: int, val: int, *arg
 
 
 def check_exists(path: Path, expected: str, embedded: str) -> None:
+    """Raise `DataError` if there is nothing at `path`."""
     if not path.exists():
         raise DataError(f"no data at {path}: expected {expected}, or {embedded!r}.")
 
 
-def files_matching(path: Path, pattern: str) -> list[str]:
-    """Sorted files in a folder, or in its folder data/, where the Hugging Face Hub has them."""
+def files_matching(path: Path, *patterns: str) -> list[str]:
+    """Sorted files of the first pattern that matches in a folder, or in its folder data/, as on the Hugging Face Hub."""
     for folder in (path, path / "data"):
-        if files := sorted(str(file) for file in folder.glob(pattern) if file.name[0] != "."):
-            return files
+        for pattern in patterns:
+            if files := sorted(str(file) for file in folder.glob(pattern) if file.name[0] != "."):
+                return files
     return []
 
 
