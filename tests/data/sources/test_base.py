@@ -66,6 +66,7 @@ def test_split_indices_partitions_the_range():
     [
         ([], "the training set is empty"),
         ([0, 1, 7], "1 labels of the training set are out of range: sample 2 has 7, expected 0 to 1"),
+        ([0, 1, 2], "sample 2 has 2, expected 0 to 1"),
         ([0, -1, -1], "2 labels .*sample 1 has -1.*choose a labelled split"),
         ([1, 1], r"only one class \('b'\)"),
     ],
