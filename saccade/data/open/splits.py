@@ -53,7 +53,7 @@ def check_exists(path: Path, expected: str, embedded: str) -> None:
 
 
 def files_matching(path: Path, *patterns: str) -> list[str]:
-    """Sorted files of the first pattern that matches in a folder, or in its folder data/, as on the Hugging Face Hub."""
+    """Sorted files of the first pattern that matches in a folder, or in its folder data/, as on Hugging Face."""
     for folder in (path, path / "data"):
         for pattern in patterns:
             if files := sorted(str(file) for file in folder.glob(pattern) if file.name[0] != "."):

@@ -123,6 +123,29 @@ def test_apply_compiles_without_graph_break_to_the_same_images():
     torch.testing.assert_close(compiled(images, parameters), augment.apply(images, parameters))
 
 
+def test_apply_combines_jitter_colour_and_geometric_operations():
+    augment = BatchAugment(16, crop="none", flip=0, jitter=0.5, policy=Policy(1, 0.9), **NO_NORM)
+    images, magnitude = random_images(2), torch.tensor([0.4, 0.5])
+    op = torch.tensor([OPS.index("solarize"), OPS.index("rotate")])
+    jitter = torch.tensor([[1.0, 1.0], [0.5, 0.5], [0.5, 0.5]])  # brightness times 1.5, the others unchanged
+    result = augment.apply(images, [torch.zeros(5, 2), jitter, op, magnitude])
+    bright = (images / 255 * 1.5).clamp(max=1)
+    torch.testing.assert_close(result[:1], solarize(bright[:1], magnitude[:1]), atol=1e-4, rtol=0)
+    grid = window_grid(geometric_map(op, magnitude)[1:], 16)
+    torch.testing.assert_close(result[1:], sample_bilinear(bright[1:], grid), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "mean", "std"),
+    [(Policy(1, 0.5, 0.1), 0.5, 0.1), (Policy(1, 0.5), 0.5, 0), (Policy(1, None), 0.5, 0.289)],
+)
+def test_magnitudes_follow_the_policy_with_random_sign(policy, mean, std):
+    augment = BatchAugment(16, policy=policy, **NO_NORM)
+    magnitude = augment.sample_parameters(4000, torch.device("cpu"), seeded())[3]
+    assert [magnitude.abs().mean(), magnitude.abs().std()] == pytest.approx([mean, std], abs=0.02)
+    assert (magnitude > 0).float().mean() == pytest.approx(0.5, abs=0.04)
+
+
 def test_each_image_gets_only_its_own_operation():
     images, magnitude = random_images(len(OPS)) / 255, torch.full((len(OPS),), 0.7)
     op = torch.arange(len(OPS))

@@ -50,6 +50,12 @@ def test_balanced_crop_avoids_dominating_classes():
     assert all(0.25 <= fraction <= 0.75 for fraction in fractions)
 
 
+def test_balanced_crop_contains_two_classes_at_any_fraction():
+    crop, mask = BalancedCrop(32, max_class_fraction=1.0, attempts=200), torch.from_numpy(corner_mask())
+    torch.manual_seed(0)
+    assert all(len(crop(tv_tensors.Mask(mask)).unique()) == 2 for _ in range(20))
+
+
 def test_class_flip_mirrors_and_exchanges_left_and_right_classes():
     mask = torch.tensor([[0, 1, 1], [2, 0, IGNORE]], dtype=torch.uint8)
     flipped = RandomClassFlip(1.0, [0, 2, 1])(tv_tensors.Mask(mask))

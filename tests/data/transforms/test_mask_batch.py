@@ -61,6 +61,16 @@ def test_pair_augment_avoids_dominating_classes():
     assert (fractions.gt(0.2) & fractions.lt(0.8)).float().mean() > 0.95  # judged on a 16 x 16 grid
 
 
+def test_pair_augment_windows_contain_two_classes_at_any_fraction():
+    masks = torch.from_numpy(corner_mask()).repeat(32, 1, 1)
+    images = torch.zeros(32, 3, 100, 100, dtype=torch.uint8)
+    augment = PairAugment(
+        32, base=100, scale=(1.0, 1.0), flip=0.0, distort=False, max_class_fraction=1.0, attempts=60, **NO_NORM
+    )
+    _, labels = augment(images, masks, seeded())
+    assert all(len(image_labels.unique()) == 2 for image_labels in labels)
+
+
 def test_flip_exchanges_left_and_right_classes():
     masks = torch.tensor([[[0, 1], [2, IGNORE]]], dtype=torch.uint8)
     augment = PairAugment(2, scale=(1.0, 1.0), flip=1.0, distort=False, flipped_classes=[0, 2, 1], **NO_NORM)
