@@ -66,7 +66,9 @@ def test_large_parquet_files_are_converted_to_arrow_once(tmp_path, monkeypatch):
 def test_source_survives_pickling_after_use(tmp_path):
     source = TableSource([write_parquet(tmp_path / "a.parquet", [0, 1], ["a", "b"], [3, 4])])
     assert grey(source, 0) == 3
-    assert grey(pickle.loads(pickle.dumps(source)), 1) == 4
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy._images._cells is None, "pickled without the Arrow buffers"
+    assert grey(copy, 1) == 4
 
 
 def test_columns_are_chosen_by_request_then_metadata_then_name():
