@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from saccade.data.photos import photo_paths
+from saccade.data.synthetic.photos import photo_paths
 from saccade.web.catalogue import Catalogue
 from saccade.web.server import start
 from saccade.web.service import Service

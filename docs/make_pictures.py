@@ -8,7 +8,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import saccade
-from saccade.data.photos import photo_paths
+from saccade.data.synthetic.photos import photo_paths
 
 PICTURES = {  # file: photograph, model, figure, pixels across a panel
     "svit.png": ("cat", "svit_nano", "super_tokens", 300),

@@ -66,7 +66,7 @@ def look(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
     """One family on all photographs: a row of the table, a column of the overview, its part of the page."""
     from PIL import Image
 
-    from saccade.data.photos import photo_paths
+    from saccade.data.synthetic.photos import photo_paths
     from saccade.explain.explanation import explain
     from saccade.explain.figure import Panel
     from saccade.explain.gallery import small

@@ -83,7 +83,7 @@ def named_photo(image: str) -> str:
     """A file, or one of the bundled photographs by its name ("cat")."""
     from pathlib import Path
 
-    from saccade.data.photos import photo_paths
+    from saccade.data.synthetic.photos import photo_paths
 
     bundled = photo_paths()
     return str(bundled[image]) if image in bundled and not Path(image).exists() else image

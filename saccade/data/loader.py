@@ -1,41 +1,56 @@
-"""Sources -> batches. Which picture comes when, and every die that is thrown for it, follows from (seed, epoch) alone.
+"""Sources -> batches. The order of samples and the seed of every augmentation depend on (seed, epoch) only.
 
-So the number of loader processes changes nothing, and a run can be continued from any step.
+The number of workers therefore changes nothing, and a run can resume at any step.
 """
 
 import os
 import random
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from saccade.data.image import BadImage
-from saccade.data.source import DataError, Source
+from saccade.data.decode.image import BadImage
+from saccade.data.sources.base import DataError, Source
+from saccade.data.sources.objects import ObjectSource, load_objects
+from saccade.data.transforms.objects import EvalObjects, ObjectTransform, Target, pack_masks
 
-Transform = Callable[..., Any]  # of what a sample is made of: a picture -> uint8 (3, H, W); a picture and its mask; …
-Sample = Callable[[Any, Transform, int], tuple[Tensor, Any]]  # source, transform, index -> picture, its label
-Key = tuple[int, int | None]  # a picture of the source, and the die of its augmentation
+Transform = Callable[..., Any]  # image -> uint8 (3, H, W); or image and mask -> both; or image and objects -> both
+LoadSample = Callable[[Any, Transform, int], tuple[Tensor, Any]]  # source, transform, index -> image, label
+Key = tuple[int, int | None]  # index of a sample, and the seed of its augmentation
+Bad = list[tuple[int, str]]  # (index, reason) of samples that cannot be read
 
 
 class Batch(NamedTuple):
-    """Pictures of one step."""
+    """Images and labels of one step."""
 
     images: Tensor  # (B, 3, H, W) uint8
     labels: Tensor  # (B,) int64, or masks (B, H, W) uint8
-    indices: Tensor  # (B,) int64: which pictures of the source
-    bad: list[tuple[int, str]]  # (index, reason) of pictures that could not be read
+    indices: Tensor  # (B,) int64, in the source
+    bad: Bad
+
+
+class ObjectBatch(NamedTuple):
+    """Images and objects of one step; images keep their sizes."""
+
+    images: list[Tensor]  # (3, H, W) uint8
+    labels: list[Target]  # boxes and labels; in training also masks, see `pack_masks`
+    indices: Tensor  # (B,) int64, in the source
+    bad: Bad
+
+
+AnyBatch = TypeVar("AnyBatch", Batch, ObjectBatch)
 
 
 class Order:
-    """Which pictures form which batch, on which of `world` processes.
+    """Which samples form which batch, on which process.
 
-    `batch_size` counts the pictures of one update over all processes and accumulated parts, so the same recipe
-    takes the same steps on one GPU or eight. `repeats` shows every chosen picture that often in a row, each time
-    augmented anew (repeated augmentation, arXiv 1901.09335), in epochs of the same length.
+    `batch_size` is the number of samples per optimizer step, over all processes and `accumulate` accumulation steps, so
+    a recipe takes the same steps on one GPU or eight. With `repeats`, each sample occurs that often in a row with
+    different seeds (repeated augmentation, arXiv 1901.09335); the epoch keeps its length.
     """
 
     def __init__(
@@ -44,179 +59,251 @@ class Order:
         batch_size: int,
         seed: int = 0,
         rank: int = 0,
-        world: int = 1,
-        parts: int = 1,
+        world_size: int = 1,
+        accumulate: int = 1,
         repeats: int = 1,
     ):
         if batch_size > count:
+            raise DataError(f"batch_size ({batch_size}) must not exceed the number of images ({count}).")
+        if batch_size % (world_size * accumulate):
             raise DataError(
-                f"a batch of {batch_size} needs more than the {count} pictures there are: lower batch_size."
-            )
-        if batch_size % (world * parts):
-            raise DataError(
-                f"batch_size {batch_size} counts all pictures of an update and must divide by "
-                f"{world} processes x {parts} accumulated parts."
+                f"batch_size ({batch_size}) must be divisible by {world_size} processes x "
+                f"{accumulate} accumulation steps."
             )
         self.count, self.batch_size, self.seed = count, batch_size, seed
-        self.rank, self.world, self.parts, self.repeats = rank, world, parts, repeats
-        self.steps = count // batch_size  # updates an epoch; the remainder is dropped, another one each epoch
+        self.rank, self.world_size, self.accumulate, self.repeats = rank, world_size, accumulate, repeats
+        self.steps = count // batch_size  # optimizer steps per epoch; the remainder, different each epoch, is dropped
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[list[Key]]:
-        """(index, die) of this process's pictures, part by part, from update `start` of the epoch on."""
-        dice = np.random.default_rng([self.seed, epoch])
-        order = dice.permutation(self.count).repeat(self.repeats)[: self.count]
-        throws = dice.integers(2**62, size=self.count)
-        share = self.batch_size // self.parts // self.world
-        for part in range(start * self.parts, self.steps * self.parts):
-            first = part * share * self.world + self.rank * share
-            yield list(zip(order[first : first + share].tolist(), throws[first : first + share].tolist(), strict=True))
+        """(index, seed) of the batches of this process, from optimizer step `start` of the epoch."""
+        rng = np.random.default_rng([self.seed, epoch])
+        order = rng.permutation(self.count).repeat(self.repeats)[: self.count]
+        seeds = rng.integers(2**62, size=self.count)
+        size = self.batch_size // self.accumulate // self.world_size
+        for number in range(start * self.accumulate, self.steps * self.accumulate):
+            first = (number * self.world_size + self.rank) * size
+            yield list(zip(order[first : first + size].tolist(), seeds[first : first + size].tolist(), strict=True))
 
 
-def labelled(source: Source, transform: Transform, index: int) -> tuple[Tensor, int]:
-    """A picture and the number of its class."""
+def eval_batches(count: int, batch_size: int, rank: int = 0, world_size: int = 1) -> list[list[Key]]:
+    """Every index once, in order; process `rank` gets every `world_size`-th."""
+    indices = range(rank, count, world_size)
+    return [[(i, None) for i in indices[k : k + batch_size]] for k in range(0, len(indices), batch_size)]
+
+
+def load_labelled(source: Source, transform: Transform, index: int) -> tuple[Tensor, int]:
+    """Transformed image and class index, as a sample."""
     return transform(source.read(index)), int(source.labels[index])
 
 
-class _Pictures(Dataset):
-    """(index, die) -> picture, or the reason why not."""
+class _Samples(Dataset):
+    """(index, seed) -> sample, or the reason why it cannot be read."""
 
-    def __init__(self, source: Any, transform: Transform, sample: Sample):
-        self.source, self.transform, self.sample = source, transform, sample
+    def __init__(self, source: Any, transform: Transform, load: LoadSample):
+        self.source, self.transform, self.load = source, transform, load
 
     def __getitem__(self, key: Key) -> tuple[Tensor, Any, int] | tuple[int, str]:
-        index, die = key
-        if die is not None:
-            seed_all(die)  # timm and torchvision throw the dice of `random`, numpy and torch
+        index, seed = key
+        if seed is not None:
+            seed_all(seed)  # timm and torchvision use the global generators of random, numpy and torch
         try:
-            return *self.sample(self.source, self.transform, index), index
+            return *self.load(self.source, self.transform, index), index
         except BadImage as error:
             return index, str(error)
 
 
-class _Sampler:
-    """What the DataLoader asks for batches; epoch and start are set before each pass."""
+class _OrderSampler:
+    """Batch sampler of a DataLoader, for the epoch and step that are set before each pass."""
 
-    def __init__(self, batches: Callable[[int, int], Iterator[list[Key]]]):
-        self.batches, self.epoch, self.start = batches, 0, 0
+    def __init__(self, order: Order):
+        self.order, self.epoch, self.start = order, 0, 0
 
     def __iter__(self) -> Iterator[list[Key]]:
-        return self.batches(self.epoch, self.start)
+        return self.order.batches(self.epoch, self.start)
 
 
-class FileLoader:
-    """Decodes and augments picture by picture, in `workers` processes."""
+class _TrainLoader(Generic[AnyBatch]):
+    """Decodes and augments samples in `workers` processes, in the order that seed and epoch give."""
 
     def __init__(
-        self, source: Any, transform: Transform, order: Order, workers: int | None = None, pin: bool = False,
-        sample: Sample = labelled,
-    ):  # fmt: skip
-        self.source, self.order = source, order
-        self.sampler = _Sampler(order.batches)
-        pictures = _Pictures(source, transform, sample)
-        self.loader = _data_loader(pictures, self.sampler, _fill_bad, workers, pin, keep=True)
+        self,
+        samples: _Samples,
+        order: Order,
+        collate: Callable[[list], AnyBatch],
+        workers: int | None,
+        pin_memory: bool,
+    ):
+        self.source, self.order, self.sampler = samples.source, order, _OrderSampler(order)
+        self.loader = _data_loader(samples, self.sampler, collate, workers, pin_memory, persistent=True)
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[AnyBatch]:
         self.sampler.epoch, self.sampler.start = epoch, start
         return iter(self.loader)
 
 
-class MemoryLoader:
-    """Takes batches out of pictures decoded beforehand; nothing is left to do for the CPU."""
-
-    def __init__(self, images: Tensor, labels: Tensor, order: Order, kept: np.ndarray | None = None):
-        self.images, self.labels, self.order = images, labels, order
-        self.kept = torch.arange(len(labels)) if kept is None else torch.as_tensor(kept)
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        for keys in self.order.batches(epoch, start):
-            chosen = torch.tensor([index for index, _ in keys])
-            place = chosen.to(self.images.device, non_blocking=True)
-            yield Batch(self.images[place], self.labels[place], self.kept[chosen], [])
-
-
-class EvalLoader:
-    """All pictures once, in order; process `rank` takes every `world`-th. Bad ones are left out."""
+class FileLoader(_TrainLoader[Batch]):
+    """Training batches of images, decoded and augmented one by one. Bad images are replaced by others of the batch."""
 
     def __init__(
-        self, source: Any, transform: Transform, batch_size: int, workers: int | None = None, rank: int = 0,
-        world: int = 1, pin: bool = False, sample: Sample = labelled,
-    ):  # fmt: skip
-        mine = list(range(rank, len(source), world))
-        self.batches = [[(i, None) for i in mine[k : k + batch_size]] for k in range(0, len(mine), batch_size)]
-        self.loader = _data_loader(_Pictures(source, transform, sample), self.batches, _drop_bad, workers, pin)
+        self,
+        source: Any,
+        transform: Transform,
+        order: Order,
+        workers: int | None = None,
+        pin_memory: bool = False,
+        load: LoadSample = load_labelled,
+    ):
+        super().__init__(_Samples(source, transform, load), order, _collate_train, workers, pin_memory)
+
+
+class ObjectLoader(_TrainLoader[ObjectBatch]):
+    """Training batches of images with objects. Bad images are replaced by others of the batch."""
+
+    def __init__(
+        self,
+        source: ObjectSource,
+        transform: ObjectTransform,
+        order: Order,
+        workers: int | None = None,
+        pin_memory: bool = False,
+    ):
+        super().__init__(_Samples(source, transform, load_objects), order, _collate_objects_train, workers, pin_memory)
+
+
+class _EvalLoader(Generic[AnyBatch]):
+    def __init__(
+        self,
+        samples: _Samples,
+        batches: list[list[Key]],
+        collate: Callable[[list], AnyBatch],
+        workers: int | None,
+        pin_memory: bool,
+    ):
+        self.batches = batches
+        self.loader = _data_loader(samples, batches, collate, workers, pin_memory)
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[AnyBatch]:
         return iter(self.loader)
 
 
-class MemoryEvalLoader:
-    """The same out of memory."""
+class EvalLoader(_EvalLoader[Batch]):
+    """Every image once, in order; process `rank` gets every `world_size`-th. Bad images are left out."""
 
-    def __init__(self, memory: "Memory", batch_size: int, rank: int = 0, world: int = 1):
-        self.memory, self.batch_size = memory, batch_size
-        self.mine = torch.arange(rank, len(memory.labels), world)
+    def __init__(
+        self,
+        source: Any,
+        transform: Transform,
+        batch_size: int,
+        workers: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        pin_memory: bool = False,
+        load: LoadSample = load_labelled,
+    ):
+        batches = eval_batches(len(source), batch_size, rank, world_size)
+        super().__init__(_Samples(source, transform, load), batches, _collate_eval, workers, pin_memory)
 
-    def __len__(self) -> int:
-        return -(-len(self.mine) // self.batch_size)
 
-    def __iter__(self) -> Iterator[Batch]:
-        for chosen in self.mine.split(self.batch_size):
-            place = chosen.to(self.memory.images.device)
-            kept = torch.as_tensor(self.memory.kept)[chosen]
-            yield Batch(self.memory.images[place], self.memory.labels[place], kept, [])
+class ObjectEvalLoader(_EvalLoader[ObjectBatch]):
+    """Like `EvalLoader`, with boxes and labels; without masks, which the metric takes from `ground_truth`."""
+
+    def __init__(
+        self,
+        source: ObjectSource,
+        batch_size: int,
+        workers: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        pin_memory: bool = False,
+    ):
+        batches = eval_batches(len(source), batch_size, rank, world_size)
+        samples = _Samples(source, EvalObjects(), load_objects)
+        super().__init__(samples, batches, _collate_objects_eval, workers, pin_memory)
 
 
 class Memory(NamedTuple):
-    """A source decoded once."""
+    """A source decoded into tensors."""
 
     images: Tensor  # (N, 3, H, W) uint8
     labels: Tensor  # (N,) int64, or masks (N, H, W) uint8
-    kept: np.ndarray  # (N,) which pictures of the source these are
-    bad: list[tuple[int, str]]
+    indices: Tensor  # (N,) int64 on the CPU, in the source
+    bad: Bad
 
     def to(self, device: torch.device | str) -> "Memory":
         return self._replace(images=self.images.to(device), labels=self.labels.to(device))
 
-
-def decode_all(source: Any, transform: Transform, workers: int | None = None, sample: Sample = labelled) -> Memory:
-    """Read every picture of a source into one tensor."""
-    step = 64  # small enough for the shared memory of a container
-    chunks = [[(i, None) for i in range(k, min(k + step, len(source)))] for k in range(0, len(source), step)]
-    found = list(_data_loader(_Pictures(source, transform, sample), chunks, _drop_bad, workers, pin=False))
-    bad = [entry for batch in found for entry in batch.bad]
-    found = [batch for batch in found if len(batch.labels)]
-    if not found:
-        raise DataError(f"none of the {len(bad)} pictures can be read, the first: {bad[0][1]}")
-    images, labels, indices = (torch.cat(parts) for parts in list(zip(*found, strict=True))[:3])
-    return Memory(images, labels, indices.numpy(), bad)
+    def batch(self, positions: Tensor) -> Batch:
+        on_device = positions.to(self.images.device, non_blocking=True)
+        return Batch(self.images[on_device], self.labels[on_device], self.indices[positions], [])
 
 
-def memory_size(source: Source, image_size: int, limit: int = 96, budget: int = 2 * 2**30) -> int | None:
-    """The side at which a source of small pictures is worth keeping decoded, None if it is not.
+class MemoryLoader:
+    """Training batches of a decoded source, without work for the CPU."""
 
-    Judged by a sample: all pictures at most `limit` px a side, all together at most `budget` bytes. Square pictures
-    of one size keep it; others are brought to `image_size`.
+    def __init__(self, memory: Memory, order: Order):
+        self.memory, self.order = memory, order
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        for keys in self.order.batches(epoch, start):
+            yield self.memory.batch(torch.tensor([index for index, _ in keys]))
+
+
+class MemoryEvalLoader:
+    """Every image of a decoded source once, in order; process `rank` gets every `world_size`-th."""
+
+    def __init__(self, memory: Memory, batch_size: int, rank: int = 0, world_size: int = 1):
+        self.memory, self.batch_size = memory, batch_size
+        self.positions = torch.arange(rank, len(memory.labels), world_size)
+
+    def __len__(self) -> int:
+        return -(-len(self.positions) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for positions in self.positions.split(self.batch_size):
+            yield self.memory.batch(positions)
+
+
+def decode_all(
+    source: Any, transform: Transform, workers: int | None = None, load: LoadSample = load_labelled
+) -> Memory:
+    """Decode every sample of a source into tensors. Bad images are left out."""
+    chunks = eval_batches(len(source), 64)  # small enough for the shared memory of a container
+    loader = _data_loader(_Samples(source, transform, load), chunks, _collate_eval, workers, pin_memory=False)
+    batches: list[Batch] = list(loader)
+    bad = [entry for batch in batches for entry in batch.bad]
+    batches = [batch for batch in batches if len(batch.labels)]
+    if not batches:
+        raise DataError(f"none of the {len(bad)} images can be read; the first: {bad[0][1]}")
+    images, labels = torch.cat([batch.images for batch in batches]), torch.cat([batch.labels for batch in batches])
+    return Memory(images, labels, torch.cat([batch.indices for batch in batches]), bad)
+
+
+def cached_image_size(source: Source, image_size: int, max_side: int = 96, max_bytes: int = 2 * 2**30) -> int | None:
+    """The side at which to decode a source of small images into memory, None if it is too large.
+
+    Judged by 32 images: all sides at most `max_side` px, the whole source at most `max_bytes`. Square images of one
+    size keep it, others are resized to `image_size`.
     """
-    sides: set[tuple[int, int]] = set()
+    sizes: set[tuple[int, int]] = set()
     for index in np.linspace(0, len(source) - 1, num=min(32, len(source)), dtype=int):
         try:
-            sides.add(source.read(int(index)).size)
+            sizes.add(source.read(int(index)).size)
         except BadImage:
             continue
-    if not sides or max(max(side) for side in sides) > limit:
+    if not sizes or max(max(size) for size in sizes) > max_side:
         return None
-    width, height = next(iter(sides))
-    side = width if len(sides) == 1 and width == height else image_size
-    return side if len(source) * 3 * side * side <= budget else None
+    width, height = next(iter(sizes))
+    side = width if len(sizes) == 1 and width == height else image_size
+    return side if len(source) * 3 * side * side <= max_bytes else None
 
 
 def seed_all(seed: int) -> None:
-    """Every die there is: Python's, numpy's, torch's on the CPU and, once it is in use, on the GPU.
+    """Seed the global generators of Python, numpy, torch on the CPU and, if initialised, on the GPU.
 
-    Not torch.manual_seed: until a GPU is in use, each call of that is queued with its stack trace, forever.
+    torch.manual_seed before CUDA is initialised would queue a call, with its stack trace, for every sample.
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -226,50 +313,75 @@ def seed_all(seed: int) -> None:
 
 
 def usable_cores() -> int:
+    """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _data_loader(
-    pictures: Dataset, sampler: Any, collate: Callable, workers: int | None, pin: bool, keep: bool = False
+    samples: Dataset, batches: Any, collate: Callable, workers: int | None, pin_memory: bool, persistent: bool = False
 ) -> DataLoader:
     workers = min(16, max(0, usable_cores() - 1)) if workers is None else workers
     return DataLoader(
-        pictures,
-        batch_sampler=sampler,
+        samples,
+        batch_sampler=batches,
         num_workers=workers,
         collate_fn=collate,
-        pin_memory=pin,
-        persistent_workers=keep and workers > 0,
+        pin_memory=pin_memory,
+        persistent_workers=persistent and workers > 0,
         prefetch_factor=2 if workers else None,
-        worker_init_fn=_one_thread,
+        worker_init_fn=_use_one_thread,
     )
 
 
-def _one_thread(_: int) -> None:
+def _use_one_thread(_: int) -> None:
     torch.set_num_threads(1)
 
 
-def _collate(samples: list) -> tuple[list, list[tuple[int, str]]]:
-    return [s for s in samples if len(s) == 3], [s for s in samples if len(s) == 2]
+def _split_bad(samples: list) -> tuple[list, Bad]:
+    """Samples of `_Samples`: (image, label, index), and (index, reason)."""
+    return [sample for sample in samples if len(sample) == 3], [sample for sample in samples if len(sample) == 2]
 
 
-def _stack(good: list, bad: list[tuple[int, str]]) -> Batch:
-    images, labels = torch.stack([sample[0] for sample in good]), [sample[1] for sample in good]
-    indices = torch.tensor([sample[2] for sample in good])
-    return Batch(images, torch.stack(labels) if isinstance(labels[0], Tensor) else torch.tensor(labels), indices, bad)
-
-
-def _fill_bad(samples: list) -> Batch:
-    """For training: a bad picture's place is taken by another of its batch, so that batches keep their size."""
-    good, bad = _collate(samples)
+def _fill(samples: list) -> tuple[list, Bad]:
+    """Replace bad samples by others of the batch, so that it keeps its size."""
+    good, bad = _split_bad(samples)
     if not good:
-        raise DataError(f"all {len(bad)} pictures of a batch are unreadable, the first: {bad[0][1]}")
-    return _stack([good[i % len(good)] for i in range(len(samples))], bad)
+        raise DataError(f"all {len(bad)} images of a batch are unreadable; the first: {bad[0][1]}")
+    return [good[i % len(good)] for i in range(len(samples))], bad
 
 
-def _drop_bad(samples: list) -> Batch:
-    """For evaluation and decoding: a bad picture is left out."""
-    good, bad = _collate(samples)
+def _collate_train(samples: list) -> Batch:
+    return _stack(*_fill(samples))
+
+
+def _collate_eval(samples: list) -> Batch:
+    good, bad = _split_bad(samples)
     if not good:
         return Batch(torch.empty(0, 3, 1, 1, dtype=torch.uint8), torch.empty(0).long(), torch.empty(0).long(), bad)
     return _stack(good, bad)
+
+
+def _stack(samples: list, bad: Bad) -> Batch:
+    images, labels, indices = zip(*samples, strict=True)
+    stacked = torch.stack(labels) if isinstance(labels[0], Tensor) else torch.tensor(labels)
+    return Batch(torch.stack(images), stacked, torch.tensor(indices), bad)
+
+
+def _collate_objects_train(samples: list) -> ObjectBatch:
+    return _object_batch(*_fill([_pack(sample) if len(sample) == 3 else sample for sample in samples]))
+
+
+def _pack(sample: tuple[Tensor, Target, int]) -> tuple[Tensor, Target, int]:
+    image, target, index = sample
+    return image, target | ({"masks": pack_masks(target["masks"])} if "masks" in target else {}), index
+
+
+def _collate_objects_eval(samples: list) -> ObjectBatch:
+    good, bad = _split_bad(samples)
+    without_masks = [(image, {key: target[key] for key in ("boxes", "labels")}, i) for image, target, i in good]
+    return _object_batch(without_masks, bad)
+
+
+def _object_batch(samples: Sequence[tuple[Tensor, Target, int]], bad: Bad) -> ObjectBatch:
+    indices = torch.tensor([index for _, _, index in samples], dtype=torch.long)
+    return ObjectBatch([image for image, _, _ in samples], [target for _, target, _ in samples], indices, bad)

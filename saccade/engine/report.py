@@ -10,9 +10,9 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from saccade.data.image import BadImage
-from saccade.data.source import Source
-from saccade.data.video import middle_frame
+from saccade.data.decode.image import BadImage
+from saccade.data.decode.video import middle_frame
+from saccade.data.sources.base import Source
 from saccade.engine.charts import bar_chart, line_chart, matrix_chart
 from saccade.engine.recipe import Recipe, to_yaml
 from saccade.engine.results import METRIC_NAMES, write_text

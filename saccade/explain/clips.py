@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from saccade.data.clips import clip_numbers
-from saccade.data.video import Video, VideoFile, VideoFrames
+from saccade.data.decode.video import Video, VideoFile, VideoFrames
+from saccade.data.transforms.clips import clip_indices
 from saccade.explain.images import DISPLAY, frame
 
 Clip = str | os.PathLike | np.ndarray | Tensor | Video
@@ -31,7 +31,7 @@ def load_clip(source: Clip, size: int, frames: int, stride: int, name: str = "")
     """
     video = _video(source)
     seen, drawn = [], []
-    for picture in video.frames(clip_numbers(len(video), frames, stride)):
+    for picture in video.frames(clip_indices(len(video), frames, stride)):
         height, width = frame(picture.height, picture.width, size)
         scale = max(1.0, DISPLAY[0] / 2 / (height * width) ** 0.5)
         seen.append(_fit(picture, height, width))

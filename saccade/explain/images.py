@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from saccade.data.image import to_rgb
+from saccade.data.decode.image import to_rgb
 
 MAX_PIXELS = 120_000_000  # decoded at once this takes about half a gigabyte; above it we refuse before decoding
 LONGEST = 1536  # a picture is kept at most this large; JPEG files are reduced while they are decoded

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from saccade._extras import require
-from saccade.data.open import EMBEDDED
-from saccade.data.scenes import Scenes
+from saccade.data.open import EMBEDDED_IMAGES
+from saccade.data.synthetic.scenes import Scenes
 from saccade.explain.images import load_picture
 from saccade.explain.superpixels import IGNORE
 
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
 
 def read_labelled(path: str | Path) -> Iterator[Entry]:
     """Entries of a Parquet file or folder, of a COCO JSON with its images, of image and mask folders, or "scenes"."""
-    if str(path) == EMBEDDED:
+    if str(path) == EMBEDDED_IMAGES:
         return _scenes()
     path = Path(path)
     if not path.exists():

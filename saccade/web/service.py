@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
-from saccade.data.photos import photo_paths
+from saccade.data.synthetic.photos import photo_paths
 from saccade.web.catalogue import Catalogue
 from saccade.web.look import Look, facts, look_at, sheet, token_facts
 from saccade.web.segment import Segmented, segment

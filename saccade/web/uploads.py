@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
-from saccade.data.image import DAMAGE
+from saccade.data.decode.image import DECODE_ERRORS
 from saccade.explain.images import LONGEST, load_picture
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -42,7 +42,7 @@ def read_upload(path: str | Path | None, limits: Limits = Limits()) -> Image.Ima
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is below
             with Image.open(path, formats=FORMATS) as image:
                 pixels = image.width * image.height / 1e6
-    except (UnidentifiedImageError, Image.DecompressionBombError, *DAMAGE) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, *DECODE_ERRORS) as error:
         if isinstance(error, Image.DecompressionBombError):
             raise BadUpload(
                 f"{name} has far too many pixels; the limit is {limits.megapixels:g} megapixels."
@@ -52,5 +52,5 @@ def read_upload(path: str | Path | None, limits: Limits = Limits()) -> Image.Ima
         raise BadUpload(f"{name} has {pixels:.0f} megapixels; the limit is {limits.megapixels:g}. Make it smaller.")
     try:
         return load_picture(path, LONGEST)
-    except (*DAMAGE,) as error:
+    except (*DECODE_ERRORS,) as error:
         raise BadUpload(f"{name} is damaged or incomplete.") from error

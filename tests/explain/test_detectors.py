@@ -3,7 +3,7 @@
 import torch
 
 import saccade
-from saccade.data.objects import SceneObjects
+from saccade.data.synthetic.scenes import SceneObjects
 
 SMALL = dict(min_size=64, max_size=64, width=16, norm="group")
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import saccade
-from saccade.data.photos import photo_paths
+from saccade.data.synthetic.photos import photo_paths
 from saccade.explain.explanation import explain
 from saccade.explain.figure import Figure, Panel
 

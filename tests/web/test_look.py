@@ -25,7 +25,7 @@ NANO = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
 
 @pytest.fixture(scope="module")
 def looks():
-    from saccade.data.photos import photo_paths
+    from saccade.data.synthetic.photos import photo_paths
 
     picture = Image.open(photo_paths()["cat"]).resize((96, 64))
     return {name: look_at(load_subject(name), picture, "cat.jpg") for name in NANO}

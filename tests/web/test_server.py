@@ -19,7 +19,7 @@ from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 
 import saccade
-from saccade.data.photos import photo_paths
+from saccade.data.synthetic.photos import photo_paths
 from saccade.web.look import facts, mosaic_picture, token_at, token_facts
 
 
@@ -125,7 +125,7 @@ PACKAGE = Path(saccade.__file__).parent
         "/proc/self/environ",
         "file:///etc/passwd",
         str(PACKAGE / "__init__.py"),
-        str(PACKAGE / "data/photos/LICENSES.md"),
+        str(PACKAGE / "data/synthetic/photos/LICENSES.md"),
         str(PACKAGE / "web/server.py"),
         "pyproject.toml",
         str(Path.cwd() / "pyproject.toml"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.data.photos import photo_paths
+from saccade.data.synthetic.photos import photo_paths
 from saccade.tasks.open import open_task_model
 from saccade.web import catalogue as catalogues
 from saccade.web import service as services

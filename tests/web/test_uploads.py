@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from saccade.data.photos import photo_paths
+from saccade.data.synthetic.photos import photo_paths
 from saccade.web.uploads import BadUpload, Limits, read_upload
 
 

@@ -1,0 +1,1 @@
+"""Encoded images and videos -> RGB images."""

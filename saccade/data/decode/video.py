@@ -1,0 +1,139 @@
+"""Video files -> frames, decoded one by one with PyAV, so that a long video never fills the memory.
+
+`VideoFile` reads a file, `VideoFrames` wraps an array. Frames are addressed by their position in display order, which
+is well defined at a variable frame rate too.
+"""
+
+import os
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from saccade._extras import require
+from saccade.data.decode.image import BadImage
+
+VIDEO_SUFFIXES = {
+    ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".wmv", ".flv", ".3gp", ".ts", ".gif",
+}  # fmt: skip
+
+
+class BadVideo(BadImage):
+    """A video that cannot be read. The message is `name: reason`."""
+
+
+class Video(Protocol):
+    """Frames that can be counted and read by index."""
+
+    def __len__(self) -> int:
+        """Number of frames, at least 1."""
+        ...
+
+    def frames(self, indices: Sequence[int]) -> Iterator[Image.Image]:
+        """RGB frames at `indices`, which ascend and may repeat."""
+        ...
+
+
+class VideoFrames:
+    """A video in memory: (T, H, W, 3) uint8."""
+
+    def __init__(self, pixels: np.ndarray):
+        self.pixels = pixels
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def frames(self, indices: Sequence[int]) -> Iterator[Image.Image]:
+        for index in indices:
+            yield Image.fromarray(self.pixels[index])
+
+
+def middle_frame(sample: "Image.Image | Video") -> Image.Image:
+    """The image itself, or the middle frame of a video."""
+    return sample if isinstance(sample, Image.Image) else next(sample.frames([len(sample) // 2]))
+
+
+class VideoFile:
+    """A video in a file.
+
+    The constructor reads packet timestamps without decoding. `frames` seeks to the key frame before the first index and
+    decodes up to the last one; it holds one frame at a time.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        with _open_stream(self.path) as (container, stream):
+            packets = [packet for packet in container.demux(stream) if packet.size]
+            timestamps = [packet.pts for packet in packets]
+            # Raw streams have no timestamps; then `frames` decodes from the start and counts.
+            self.timestamps = sorted(timestamps) if None not in timestamps else None
+            self.count = len(packets)
+        if not self.count:
+            raise BadVideo(str(self.path), "the video has no frames")
+
+    def __len__(self) -> int:
+        return self.count
+
+    def frames(self, indices: Sequence[int]) -> Iterator[Image.Image]:
+        pending = [self.timestamps[index] if self.timestamps else index for index in indices]
+        image = None
+        with _open_stream(self.path) as (container, stream):
+            if self.timestamps and pending and pending[0] > self.timestamps[0]:
+                container.seek(pending[0], stream=stream)  # to the key frame at or before it
+            for index, frame in enumerate(container.decode(stream)):
+                timestamp = frame.pts if self.timestamps else index
+                # A frame lost to corruption is replaced by the next one that decodes.
+                ready = bisect_left(pending, timestamp + 1) if timestamp is not None else 0
+                if ready:
+                    image = _to_image(frame)
+                    yield from [image] * ready
+                    pending = pending[ready:]
+                if not pending:
+                    return
+        if image is None:
+            raise BadVideo(str(self.path), "none of the requested frames can be decoded")
+        yield from [image] * len(pending)
+
+
+def _to_image(frame: Any) -> Image.Image:
+    """RGB, rotated as the file's metadata says."""
+    image = frame.to_image()
+    degrees = getattr(frame, "rotation", 0) % 360  # counter-clockwise
+    return image.rotate(degrees, expand=True) if degrees else image
+
+
+@contextmanager
+def _open_stream(path: Path) -> Iterator[tuple[Any, Any]]:
+    """The container and its first video stream; FFmpeg's errors become `BadVideo`."""
+    av = require("av", "train")
+    if not path.is_file():
+        raise BadVideo(str(path), "no such file")
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise BadVideo(str(path), "the file has no video stream")
+            stream = container.streams.video[0]
+            stream.thread_type = "AUTO"
+            yield container, stream
+    except (av.error.FFmpegError, UnicodeDecodeError) as error:
+        raise BadVideo(str(path), f"damaged, or not a video ({error.__class__.__name__}: {error})") from error
+
+
+def write_video(path: str | os.PathLike, pixels: np.ndarray, fps: int = 8) -> None:
+    """Write (T, H, W, 3) uint8 as H.264 in MP4. Odd sides are padded by repeating the last row or column."""
+    av = require("av", "train")
+    pixels = np.pad(pixels, ((0, 0), (0, pixels.shape[1] % 2), (0, pixels.shape[2] % 2), (0, 0)), mode="edge")
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}")
+    with av.open(str(temporary), "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=fps, options={"crf": "18", "preset": "veryfast"})
+        stream.height, stream.width, stream.pix_fmt = pixels.shape[1], pixels.shape[2], "yuv420p"
+        for frame in pixels:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
+        container.mux(stream.encode())
+    os.replace(temporary, path)

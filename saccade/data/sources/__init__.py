@@ -1,0 +1,1 @@
+"""Datasets: labelled images, masks, objects and videos, read by index."""

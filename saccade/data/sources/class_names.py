@@ -1,0 +1,69 @@
+"""Class names of common segmentation datasets, and the ids that their files use."""
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in " ".join(text.split()).split(",")]
+
+
+ADE20K = _names(
+    """wall, building, sky, floor, tree, ceiling, road, bed, windowpane, grass, cabinet, sidewalk, person, earth, door,
+    table, mountain, plant, curtain, chair, car, water, painting, sofa, shelf, house, sea, mirror, rug, field, armchair,
+    seat, fence, desk, rock, wardrobe, lamp, bathtub, railing, cushion, base, box, column, signboard, chest of drawers,
+    counter, sand, sink, skyscraper, fireplace, refrigerator, grandstand, path, stairs, runway, case, pool table,
+    pillow, screen door, stairway, river, bridge, bookcase, blind, coffee table, toilet, flower, book, hill, bench,
+    countertop, stove, palm, kitchen island, computer, swivel chair, boat, bar, arcade machine, hovel, bus, towel,
+    light, truck, tower, chandelier, awning, streetlight, booth, television receiver, airplane, dirt track, apparel,
+    pole, land, bannister, escalator, ottoman, bottle, buffet, poster, stage, van, ship, fountain, conveyer belt,
+    canopy, washer, plaything, swimming pool, stool, barrel, basket, waterfall, tent, bag, minibike, cradle, oven,
+    ball, food, step, tank, trade name, microwave, pot, animal, bicycle, lake, dishwasher, screen, blanket, sculpture,
+    hood, sconce, vase, traffic light, tray, ashcan, fan, pier, crt screen, plate, monitor, bulletin board, shower,
+    radiator, glass, clock, flag"""
+)
+
+CITYSCAPES = _names(
+    """road, sidewalk, building, wall, fence, pole, traffic light, traffic sign, vegetation, terrain, sky, person,
+    rider, car, truck, bus, train, motorcycle, bicycle"""
+)
+_CITYSCAPES_TRAIN_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+CITYSCAPES_LABEL_IDS = {label_id: i for i, label_id in enumerate(_CITYSCAPES_TRAIN_IDS)}  # *_labelIds.png -> class
+
+LIP = _names(
+    """background, hat, hair, glove, sunglasses, upper-clothes, dress, coat, socks, pants, jumpsuits, scarf, skirt,
+    face, left-arm, right-arm, left-leg, right-leg, left-shoe, right-shoe"""
+)
+
+COCO_THINGS = _names(
+    """person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, stop sign,
+    parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, backpack, umbrella,
+    handbag, tie, suitcase, frisbee, skis, snowboard, sports ball, kite, baseball bat, baseball glove, skateboard,
+    surfboard, tennis racket, bottle, wine glass, cup, fork, knife, spoon, bowl, banana, apple, sandwich, orange,
+    broccoli, carrot, hot dog, pizza, donut, cake, chair, couch, potted plant, bed, dining table, toilet, tv, laptop,
+    mouse, remote, keyboard, cell phone, microwave, oven, toaster, sink, refrigerator, book, clock, vase, scissors,
+    teddy bear, hair drier, toothbrush"""
+)
+COCO_STUFF = _names(
+    """banner, blanket, branch, bridge, building-other, bush, cabinet, cage, cardboard, carpet, ceiling-other,
+    ceiling-tile, cloth, clothes, clouds, counter, cupboard, curtain, desk-stuff, dirt, door-stuff, fence, floor-marble,
+    floor-other, floor-stone, floor-tile, floor-wood, flower, fog, food-other, fruit, furniture-other, grass, gravel,
+    ground-other, hill, house, leaves, light, mat, metal, mirror-stuff, moss, mountain, mud, napkin, net, paper,
+    pavement, pillow, plant-other, plastic, platform, playingfield, railing, railroad, river, road, rock, roof, rug,
+    salad, sand, sea, shelf, sky-other, skyscraper, snow, solid-other, stairs, stone, straw, structural-other, table,
+    tent, textile-other, towel, tree, vegetable, wall-brick, wall-concrete, wall-other, wall-panel, wall-stone,
+    wall-tile, wall-wood, water-other, waterdrops, window-blind, window-other, wood"""
+)
+_UNUSED = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91)  # COCO thing ids without annotations
+_THING_IDS = [coco_id for coco_id in range(1, 91) if coco_id not in _UNUSED]
+# stuffthingmaps store id - 1 (171 classes); stuff_*_pixelmaps store the id (91 classes, things are unlabelled).
+COCO_IDS = {coco_id - 1: i for i, coco_id in enumerate([*_THING_IDS, *range(92, 183)])}
+COCO_STUFF_IDS = {coco_id: i for i, coco_id in enumerate(range(92, 183))}
+
+
+def flipped_classes(classes: list[str]) -> list[int]:
+    """For each class, its index after a horizontal flip: "left-arm" becomes "right-arm", others stay."""
+    index = {name: i for i, name in enumerate(classes)}
+
+    def counterpart(name: str) -> str:
+        side, dash, part = name.partition("-")
+        return {"left": "right", "right": "left"}.get(side, side) + dash + part
+
+    return [index.get(counterpart(name), i) for name, i in index.items()]

@@ -1,0 +1,208 @@
+"""Images in Parquet files (Hugging Face convention), and in Hugging Face datasets saved to disk.
+
+An image is a struct {bytes, path} with the encoded file, plain bytes or a path; a label is an integer or a string. The
+metadata of the schema says which column is which. Only pyarrow is needed.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from saccade._extras import require
+from saccade.data.decode.image import BadImage, read_image
+from saccade.data.sources.base import DataError, index_labels
+
+MAX_IN_MEMORY = 4 * 2**30  # Parquet files of up to this total size (compressed) are read into memory
+COLUMN_NAMES = {
+    "image": ("image", "img", "jpg", "picture"),
+    "label": ("label", "labels", "fine_label", "class", "target", "y"),
+    "mask": ("annotation", "mask", "label", "labels", "segmentation", "segmentation_mask", "semantic"),
+}
+FEATURE_TYPES = {"image": "Image", "label": "ClassLabel"}  # in Hugging Face's metadata
+
+
+class EncodedColumn:
+    """A column of encoded images or masks, opened at first use in each process."""
+
+    def __init__(self, files: Sequence[str | Path], column: str):
+        self.files, self.column = [str(file) for file in files], column
+        self._cells: Any = None
+        self._chunk_starts = np.zeros(1, dtype=np.int64)
+
+    def __len__(self) -> int:
+        pq = require("pyarrow.parquet", "train")
+        if all(file.endswith(".parquet") for file in self.files):
+            return sum(pq.read_metadata(file).num_rows for file in self.files)
+        return len(read_column(self.files, self.column))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the Arrow buffers: spawned DataLoader workers open the files themselves."""
+        return self.__dict__ | {"_cells": None}
+
+    def encoded(self, index: int) -> tuple[Any, str]:
+        """The bytes in row `index`, or the path if only that is stored, and the name of the row."""
+        pa = require("pyarrow", "train")
+
+        if self._cells is None:
+            self._cells = _open_encoded(self.files, self.column)
+            self._chunk_starts = np.cumsum([0] + [len(chunk) for chunk in self._cells.chunks])
+        chunk = int(np.searchsorted(self._chunk_starts, index, side="right")) - 1
+        cell = self._cells.chunk(chunk)[index - int(self._chunk_starts[chunk])]
+        data, path = (cell["bytes"], cell["path"]) if pa.types.is_struct(cell.type) else (cell, None)
+        if pa.types.is_string(data.type) or pa.types.is_large_string(data.type):
+            data, path = None, data
+        if data is not None and data.is_valid:
+            return data.as_py(), self.name(index)
+        if path is None or not path.is_valid:
+            raise BadImage(self.name(index), "the row has no image")
+        return Path(self.files[0]).parent / path.as_py(), self.name(index)
+
+    def name(self, index: int) -> str:
+        location = self.files[0] if len(self.files) == 1 else os.path.commonpath(self.files)
+        return f"{location}, row {index}"
+
+
+class TableSource:
+    """Rows of Parquet or Arrow files with an image and a label."""
+
+    def __init__(
+        self,
+        files: Sequence[str | Path],
+        image_column: str | None = None,
+        label_column: str | None = None,
+        classes: list[str] | None = None,
+    ):
+        self.files = [str(file) for file in files]
+        schema = read_schema(self.files[0])
+        self.image_column = choose_column(schema, "image", image_column)
+        self.label_column = choose_column(schema, "label", label_column)
+        labels = read_column(self.files, self.label_column)
+        feature = read_features(schema).get(self.label_column, {})
+        self._images = EncodedColumn(self.files, self.image_column)
+        self.classes, self.labels = _index_label_column(labels, feature, classes, self.files[0])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, index: int) -> Image.Image:
+        return read_image(*self._images.encoded(index))
+
+    def name(self, index: int) -> str:
+        return self._images.name(index)
+
+
+def saved_dataset_files(folder: Path) -> list[Path]:
+    """The Arrow files of a dataset written by `Dataset.save_to_disk`."""
+    state = json.loads((folder / "state.json").read_text())
+    if state.get("_indices_data_files"):
+        raise DataError(f"{folder} was saved with an indices mapping. Call flatten_indices() before save_to_disk().")
+    return [folder / entry["filename"] for entry in state["_data_files"]]
+
+
+def read_schema(file: str) -> Any:
+    """The Arrow schema of a Parquet or Arrow stream file."""
+    pa, pq = require("pyarrow", "train"), require("pyarrow.parquet", "train")
+
+    try:
+        if file.endswith(".parquet"):
+            return pq.read_schema(file)
+        with pa.memory_map(file) as mapped:
+            return pa.ipc.open_stream(mapped).schema
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"cannot read {file}: {error}") from error
+
+
+def read_features(schema: Any) -> dict[str, Any]:
+    """Hugging Face's description of the columns, {} if the file has none."""
+    text = (schema.metadata or {}).get(b"huggingface")
+    return json.loads(text).get("info", {}).get("features", {}) if text else {}
+
+
+def choose_column(schema: Any, role: str, requested: str | None) -> str:
+    """The requested column, else the one that Hugging Face's metadata names, else one with a common name."""
+    if requested is not None:
+        if requested not in schema.names:
+            raise DataError(f"expected a column {requested!r}, got {', '.join(schema.names)}.")
+        return requested
+    common = [name for name in COLUMN_NAMES[role] if name in schema.names]
+    described = [
+        name
+        for name, feature in read_features(schema).items()
+        if isinstance(feature, dict) and feature.get("_type") == FEATURE_TYPES.get(role, "") and name in schema.names
+    ]
+    candidates = [name for name in common if name in described] or described or common
+    if not candidates:
+        raise DataError(
+            f"no {role} column among {', '.join(schema.names)}. Name it with --set data.{role}_column=NAME."
+        )
+    return candidates[0]
+
+
+def read_column(files: Sequence[str], column: str) -> Any:
+    """One column of all files, as a chunked array."""
+    pa, pq = require("pyarrow", "train"), require("pyarrow.parquet", "train")
+
+    try:
+        if files[0].endswith(".parquet"):
+            tables = [pq.read_table(file, columns=[column]) for file in files]
+        else:
+            tables = [pa.ipc.open_stream(pa.memory_map(file)).read_all().select([column]) for file in files]
+        return pa.concat_tables(tables).column(column)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise DataError(f"cannot read column {column!r} of {files[0]} (and {len(files) - 1} more): {error}") from error
+
+
+def _index_label_column(
+    labels: Any, feature: dict[str, Any], classes: list[str] | None, file: str
+) -> tuple[list[str], np.ndarray]:
+    """Class names and indices (N,) of integer or string labels."""
+    pa = require("pyarrow", "train")
+
+    if labels.null_count:
+        raise DataError(f"{labels.null_count} rows of {file} have no label.")
+    if pa.types.is_integer(labels.type):
+        indices = labels.to_numpy().astype(np.int64)
+        names = feature.get("names") or classes or [str(i) for i in range(int(indices.max(initial=-1)) + 1)]
+        return list(names), indices
+    if pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type):
+        return index_labels(labels.to_pylist(), classes or None, file)
+    raise DataError(f"expected labels of type integer or string in {file}, got {labels.type}.")
+
+
+def _open_encoded(files: list[str], column: str) -> Any:
+    """Encoded images in memory if small, else memory-mapped, so that DataLoader workers share one copy."""
+    is_arrow = not files[0].endswith(".parquet")  # Arrow files are memory-mapped by `read_column`
+    if is_arrow or sum(os.path.getsize(file) for file in files) <= MAX_IN_MEMORY:
+        return read_column(files, column)
+    return read_column([str(_convert_to_arrow(files, column))], column)
+
+
+def _convert_to_arrow(files: list[str], column: str) -> Path:
+    """Convert large Parquet files once to an Arrow file in the cache folder, for random access to rows."""
+    pa, pq = require("pyarrow", "train"), require("pyarrow.parquet", "train")
+
+    key = json.dumps([[os.path.abspath(f), os.path.getsize(f), os.path.getmtime(f)] for f in files] + [column])
+    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "saccade"
+    target = root / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.arrow"
+    if target.exists():
+        return target
+    root.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=root)
+    os.close(handle)
+    try:
+        schema = pa.schema([pq.read_schema(files[0]).field(column)])
+        with pa.ipc.new_stream(temporary, schema) as writer:
+            for file in files:
+                for batch in pq.ParquetFile(file).iter_batches(batch_size=256, columns=[column]):
+                    writer.write_batch(batch)
+        os.replace(temporary, target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return target

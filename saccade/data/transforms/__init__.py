@@ -1,0 +1,1 @@
+"""Preprocessing and augmentation, per sample and per batch."""

@@ -1,0 +1,181 @@
+"""Frame-accurate reading of video containers, and errors for damaged files."""
+
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from saccade.data.decode.video import BadVideo, VideoFile, VideoFrames, write_video
+from tests.peak_memory import PEAK
+
+av = pytest.importorskip("av")
+
+
+def greys(count: int, height: int = 48, width: int = 64) -> np.ndarray:
+    """Frame i has the constant grey value 4 i + 8."""
+    return np.stack([np.full((height, width, 3), 4 * i + 8, np.uint8) for i in range(count)])
+
+
+def frame_indices(frames) -> list[int]:
+    return [round((np.array(frame).mean() - 8) / 4) for frame in frames]
+
+
+def encode(path, pixels, codec="libx264", times=None, **options) -> None:
+    """Write any container and codec; `times` are timestamps in milliseconds."""
+    with av.open(str(path), "w", **options) as container:
+        stream = container.add_stream(codec, rate=25)
+        stream.height, stream.width, stream.pix_fmt = pixels.shape[1], pixels.shape[2], "yuv420p"
+        stream.bit_rate = 2_000_000  # MPEG-4 needs it to keep greys apart
+        if times:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        for i, frame in enumerate(pixels):
+            image = av.VideoFrame.from_ndarray(frame, format="rgb24")
+            if times:
+                image.pts, image.time_base = times[i], Fraction(1, 1000)
+            container.mux(stream.encode(image))
+        container.mux(stream.encode())
+
+
+def test_mp4_frames_are_read_by_index(tmp_path):
+    write_video(tmp_path / "a.mp4", greys(60), fps=25)
+    video = VideoFile(tmp_path / "a.mp4")
+    assert len(video) == 60
+    for indices in ([0], [59], [0, 0, 7, 31, 59, 59], list(range(40, 48))):
+        assert frame_indices(video.frames(indices)) == indices
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "options"),
+    [
+        ("a.avi", "mpeg4", {}),
+        ("a.mkv", "libx264", {}),
+        ("a.ts", "libx264", {}),
+        ("a.h264", "libx264", {"format": "h264"}),  # raw stream without timestamps
+    ],
+)
+def test_frames_are_read_by_index_in_other_containers(tmp_path, name, codec, options):
+    encode(tmp_path / name, greys(30), codec, **options)
+    video = VideoFile(tmp_path / name)
+    assert len(video) == 30
+    assert frame_indices(video.frames([0, 11, 29])) == [0, 11, 29]
+
+
+def test_frame_index_ignores_variable_frame_rate(tmp_path):
+    times = np.cumsum(np.random.default_rng(0).integers(10, 200, 40)).tolist()
+    encode(tmp_path / "variable.mkv", greys(40), times=times)
+    video = VideoFile(tmp_path / "variable.mkv")
+    assert len(video) == 40
+    assert frame_indices(video.frames([3, 17, 38])) == [3, 17, 38]
+
+
+def test_odd_sizes_are_read_exactly_and_written_padded(tmp_path):
+    encode(tmp_path / "odd.avi", greys(5, 47, 65), "mpeg4")
+    assert next(VideoFile(tmp_path / "odd.avi").frames([2])).size == (65, 47)
+    write_video(tmp_path / "odd.mp4", greys(5, 47, 65))
+    assert next(VideoFile(tmp_path / "odd.mp4").frames([2])).size == (66, 48)
+
+
+def test_single_frame_video_repeats_its_frame(tmp_path):
+    write_video(tmp_path / "one.mp4", greys(1))
+    video = VideoFile(tmp_path / "one.mp4")
+    assert len(video) == 1
+    assert frame_indices(video.frames([0, 0, 0])) == [0, 0, 0]
+
+
+def test_video_frames_are_read_by_index():
+    assert frame_indices(VideoFrames(greys(9)).frames([1, 1, 8])) == [1, 1, 8]
+
+
+def bad_files(folder) -> dict[str, str]:
+    write_video(folder / "good.mp4", greys(30))
+    content = (folder / "good.mp4").read_bytes()
+    (folder / "cut.mp4").write_bytes(content[: len(content) // 2])
+    (folder / "empty.mp4").write_bytes(b"")
+    (folder / "text.mp4").write_text("not a video")
+    with av.open(str(folder / "sound.mp4"), "w") as container:
+        stream = container.add_stream("aac", rate=16000)
+        silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        silence.sample_rate = 16000
+        container.mux(stream.encode(silence))
+        container.mux(stream.encode())
+    with av.open(str(folder / "none.avi"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=25)
+        stream.height, stream.width, stream.pix_fmt = 48, 64, "yuv420p"
+        container.start_encoding()
+    return {
+        "cut.mp4": "damaged",
+        "empty.mp4": "damaged",
+        "text.mp4": "damaged",
+        "sound.mp4": "no video stream",
+        "none.avi": "has no frames|damaged",
+        "missing.mp4": "no such file",
+    }
+
+
+def test_bad_file_raises_with_name_and_reason(tmp_path):
+    for name, reason in bad_files(tmp_path).items():
+        with pytest.raises(BadVideo, match=rf"{name}: .*({reason})"):
+            VideoFile(tmp_path / name)
+
+
+def test_corrupt_frame_raises_while_decoding(tmp_path):
+    noise = np.random.default_rng(0).integers(256, size=(40, 48, 64, 3)).astype(np.uint8)
+    write_video(tmp_path / "corrupt.mp4", noise)
+    content = bytearray((tmp_path / "corrupt.mp4").read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 4000] = np.random.default_rng(1).bytes(4000)
+    (tmp_path / "corrupt.mp4").write_bytes(content)
+    video = VideoFile(tmp_path / "corrupt.mp4")
+    with pytest.raises(BadVideo, match="damaged"):
+        list(video.frames(range(40)))
+
+
+def test_bad_video_survives_pickling():
+    error = pickle.loads(pickle.dumps(BadVideo("a.mp4", "the video has no frames")))
+    assert type(error) is BadVideo
+    assert (str(error), error.name) == ("a.mp4: the video has no frames", "a.mp4")
+
+
+def test_frames_are_decoded_lazily(tmp_path, monkeypatch):
+    from saccade.data.decode import video as module
+
+    converted: list[int] = []
+    to_image = module._to_image
+    monkeypatch.setattr(module, "_to_image", lambda frame: converted.append(1) or to_image(frame))
+    write_video(tmp_path / "a.mp4", greys(60))
+    frames = VideoFile(tmp_path / "a.mp4").frames(range(20, 60, 2))
+    assert frame_indices([next(frames), next(frames), next(frames)]) == [20, 22, 24]
+    assert len(converted) == 3
+    frames.close()
+
+
+@pytest.mark.slow
+def test_ten_minute_video_is_read_in_bounded_memory(tmp_path):
+    """12 clips of 32 frames from 9000 frames of 640x360: decoded, all frames would take 6 GB."""
+    import subprocess
+    import sys
+
+    with av.open(str(tmp_path / "long.mp4"), "w") as container:
+        stream = container.add_stream("libx264", rate=15, options={"preset": "ultrafast", "g": "150"})
+        stream.height, stream.width, stream.pix_fmt = 360, 640, "yuv420p"
+        for i in range(9000):
+            image = av.VideoFrame.from_ndarray(np.full((360, 640, 3), i % 250, np.uint8), format="rgb24")
+            container.mux(stream.encode(image))
+        container.mux(stream.encode())
+    code = PEAK + (
+        "import sys\n"
+        "from saccade.data.decode.video import VideoFile\n"
+        "import av, numpy, PIL.Image\n"
+        "before = peak()\n"
+        "video = VideoFile(sys.argv[1])\n"
+        "for start in range(0, 8872, 2900):\n"
+        "    for frame in video.frames(range(start, start + 128, 4)): frame.getpixel((0, 0))\n"
+        "print(len(video), peak() - before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "long.mp4")], capture_output=True, text=True, check=True
+    )
+    count, kilobytes = map(int, done.stdout.split())
+    assert count == 9000
+    assert kilobytes < 100 * 1024
