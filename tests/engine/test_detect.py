@@ -179,7 +179,7 @@ def test_a_detector_is_measured_on_a_set_of_its_own_classes_only(run, tmp_path):
 def test_what_is_not_installed_is_told_before_the_first_update(monkeypatch, head, lacking):
     for name in [name for name in sys.modules if name.partition(".")[0] == lacking] + [lacking]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=rf"this needs {lacking}: pip install 'saccade\[train\]'"):
+    with pytest.raises(ImportError, match=rf"{lacking} is not installed. Run pip install 'saccade\[train\]'"):
         assemble(recipe(f"model.head={head}"))
 
 
