@@ -21,7 +21,7 @@ import torch
 
 import saccade  # noqa: F401  (registers the models)
 from saccade.benchmark import Case, describe_machine, measure, measure_ceiling
-from saccade.cli.bench import add_ratios, needs_size
+from saccade.cli.bench import add_ratios, size_options
 
 OURS = ("svit_small", "paca_small", "sparseformer_tiny", "vt_resnet50")
 THEIRS = ("resnet50", "swin_tiny_patch4_window7_224", "pvt_v2_b2", "deit_small_patch16_224")
@@ -45,7 +45,7 @@ COLUMNS = {  # what is compiled has its launches recorded, too: mode="reduce-ove
 
 
 def case(model: str, size: int = 224, batch: int = 128, **how) -> Case:
-    options = needs_size(model, size)
+    options = size_options(model, size)
     return Case(model, size, batch, dtype="bfloat16", channels_last=True, device="cuda", options=options, **how)
 
 
