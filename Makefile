@@ -1,4 +1,4 @@
-# Everything a newcomer needs: `make demo` and `make test` set up .venv by themselves and can be run again and again.
+# `make demo` and `make test` create .venv and install what they need; they can be run repeatedly.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,10 +9,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 help:
 	@echo "make demo      install into .venv and run the demo (CPU, minutes)"
 	@echo "make test      install with the dev extra and run the test suite"
-	@echo "make test-all  the suite with its slow tail"
-	@echo "make lint      ruff and pyright"
-	@echo "make format    let ruff format the code"
-	@echo "make clean     remove .venv and everything that was built"
+	@echo "make test-all  run the test suite with the slow tests"
+	@echo "make lint      ruff, pyright and tools/check_language.py"
+	@echo "make format    format the code with ruff"
+	@echo "make clean     remove .venv and all build outputs"
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,6 +36,7 @@ test-all: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/check_language.py
 	$(BIN)/pyright --pythonpath $(BIN)/python saccade
 
 format: $(VENV)/.dev

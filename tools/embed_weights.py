@@ -128,7 +128,7 @@ def embed(
 
 
 def strip_folders(command: str) -> str:
-    """Strip the folders of the machine from a command; paths of recipes are kept from `recipes/` on."""
+    """Strip the folders of the machine from a command; paths of recipes start at `recipes/`."""
 
     def short(word: str) -> str:
         key, sign, path = word.rpartition("=")

@@ -1,7 +1,7 @@
 """Requests of the page and its API: check the upload, run the model, cache the result.
 
 Requests are stateless: each names its image and model, so results cannot reach the wrong client and a client that
-disconnects leaves nothing behind. Results are cached by image content, at most `MAX_CACHED` of them.
+disconnects leaves nothing to clean up. Results are cached by image content, at most `MAX_CACHED` of them.
 """
 
 import hashlib

@@ -202,11 +202,11 @@ def test_results_of_many_clients_are_not_mixed_up(server, service, images):
             local.client = Client(server.url, verbose=False)
         return local.client.predict(handle_file(str(images[number])), "vt_nano", api_name="/inspect")
 
-    numbers = [n % 12 for n in range(24)]
+    indices = [n % 12 for n in range(24)]
     with ThreadPoolExecutor(6) as pool:
-        results = list(pool.map(request, numbers))
-    assert [result["predictions"] for result in results] == [expected[n] for n in numbers]
-    assert [result["image"] for result in results] == [images[n].name for n in numbers]
+        results = list(pool.map(request, indices))
+    assert [result["predictions"] for result in results] == [expected[n] for n in indices]
+    assert [result["image"] for result in results] == [images[n].name for n in indices]
 
 
 def code_block(language: str) -> str:
