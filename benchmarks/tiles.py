@@ -1,8 +1,8 @@
-"""Which tile suits which kernel: times the kernels over tiles on a GPU, beside the floor.
+"""Time the Triton kernels over tile sizes on a GPU, with their floors.
 
     python benchmarks/tiles.py [mix mixing sums batch_norm depthwise norms short_norms few_keys grouped tokens]
 
-The floor is the bytes a kernel must move over the copy speed of an H200. What wins goes into the kernel's `_tile` or
+The floor is the bytes a kernel must move at the copy speed of an H200. The best tile goes into the kernel's `_tile` or
 `_gradient_tile`.
 """
 
@@ -28,22 +28,22 @@ from saccade.kernels import (
 from saccade.kernels.launch import forget_plans
 from saccade.tokens.regions import sample_and_mix
 
-SPEED = 4.1e12  # bytes a second
+SPEED = 4.1e12  # bytes per second
 MAPS = [(128, 56, 56, 256), (128, 28, 28, 512), (128, 14, 14, 1280)]
 
 
 def time(step: Callable[[], object]) -> float:
-    """Microseconds of one call."""
+    """Return microseconds per call."""
     return 1e3 * triton.testing.do_bench(step, 3, 15)
 
 
-def report(name: str, floor_bytes: float, found: list[tuple[float, tuple]], now: float) -> None:
-    best = ", ".join(f"{micros:.0f} {tile}" for micros, tile in sorted(found)[:3])
+def report(name: str, floor_bytes: float, timings: list[tuple[float, tuple]], now: float) -> None:
+    best = ", ".join(f"{micros:.0f} {tile}" for micros, tile in sorted(timings)[:3])
     print(f"{name}: floor {1e6 * floor_bytes / SPEED:.0f} µs, now {now:.0f}, best {best}", flush=True)
 
 
 def compare(name: str, floor_bytes: float, ours: float, theirs: float) -> None:
-    print(f"{name}: floor {1e6 * floor_bytes / SPEED:.0f} µs, ours {ours:.0f}, library {theirs:.0f}", flush=True)
+    print(f"{name}: floor {1e6 * floor_bytes / SPEED:.0f} µs, kernel {ours:.0f}, PyTorch {theirs:.0f}", flush=True)
 
 
 def values(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -51,17 +51,17 @@ def values(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def try_tiles(module, name: str, make: Callable[..., dict], choices, step: Callable[[], object]):
-    """Time `step` under every choice of the module's `_tile`; those that cannot be launched are left out."""
-    found = []
+    """Time `step` with every choice of the module's `_tile` that can be launched."""
+    timings = []
     for choice in choices:
         with patch.object(module, name, make(*choice)):
             forget_plans()
             try:
-                found.append((time(step), choice))
-            except Exception as problem:  # too much shared memory, say
+                timings.append((time(step), choice))
+            except Exception as problem:  # for example too much shared memory
                 print(f"  {choice}: {type(problem).__name__}", flush=True)
     forget_plans()
-    return found
+    return timings
 
 
 def sweep_depthwise() -> None:
@@ -79,14 +79,14 @@ def sweep_depthwise() -> None:
         ]
         for act in (0, 1, 2):
             step = lambda x=x, weight=weight, bias=bias, act=act: depthwise._forward(x, weight, bias, act, True)  # noqa: E731
-            found = try_tiles(depthwise, "_tile", make, choices, step)
-            report(f"depth-wise {shape} act {act}", 4 * x.numel(), found, time(step))
+            timings = try_tiles(depthwise, "_tile", make, choices, step)
+            report(f"depth-wise {shape} act {act}", 4 * x.numel(), timings, time(step))
         step = lambda x=x, weight=weight, bias=bias: depthwise._gradients(x, x, weight, bias, 2, True)  # noqa: E731
-        found = try_tiles(depthwise, "_tile", make, choices, step)
-        report(f"  its gradients {shape}, act 2", 14 * x.numel(), found, time(step))
+        timings = try_tiles(depthwise, "_tile", make, choices, step)
+        report(f"  its gradients {shape}, act 2", 14 * x.numel(), timings, time(step))
         choices = [(rows, *choice[1:]) for rows in (8, 16, 28) for choice in choices if choice[0] == 7]
-        found = try_tiles(depthwise, "_weight_tile", make, choices, step)
-        report("  with other tiles for the weight", 14 * x.numel(), found, time(step))
+        timings = try_tiles(depthwise, "_weight_tile", make, choices, step)
+        report("  with other tiles for the weight", 14 * x.numel(), timings, time(step))
 
 
 def sweep_norms() -> None:
@@ -99,12 +99,12 @@ def sweep_norms() -> None:
 
         choices = list(itertools.product((1024, 2048, 4096), (2, 4, 8)))
         step = lambda x=x, w=weight, b=bias: layer_norm._forward(x, w, b, 1e-6)  # noqa: E731
-        found = try_tiles(layer_norm, "_tile", make, choices, step)
-        report(f"norm {rows}x{channels}", 4 * x.numel(), found, time(step))
+        timings = try_tiles(layer_norm, "_tile", make, choices, step)
+        report(f"norm {rows}x{channels}", 4 * x.numel(), timings, time(step))
         statistics = values(2, rows, dtype=torch.float32)
         step = lambda x=x, w=weight, s=statistics: layer_norm._gradients(x, x, w, s)  # noqa: E731
-        found = try_tiles(layer_norm, "_gradient_tile", make, choices, step)
-        report(f"  its gradients {rows}x{channels}", 6 * x.numel(), found, time(step))
+        timings = try_tiles(layer_norm, "_gradient_tile", make, choices, step)
+        report(f"  its gradients {rows}x{channels}", 6 * x.numel(), timings, time(step))
 
 
 def sweep_short_norms() -> None:
@@ -117,7 +117,7 @@ def sweep_short_norms() -> None:
             return lambda *_: dict(ROWS=max(1, elements // wide), CHANNELS=wide, num_warps=warps)
 
         step = lambda x=x, w=weight, s=statistics: layer_norm._gradients(x, x, w, s)  # noqa: E731
-        found = []
+        timings = []
         for programs in (98, 132, 196, 264, 392, 528, 784, 1568):
             choices = [
                 (elements, warps, programs)
@@ -125,9 +125,9 @@ def sweep_short_norms() -> None:
                 if 8 <= elements // (32 * warps) <= 64 and elements >= wide
             ]
             with patch.object(layer_norm, "PROGRAMS", programs):
-                found += try_tiles(layer_norm, "_gradient_tile", make, choices, step)
+                timings += try_tiles(layer_norm, "_gradient_tile", make, choices, step)
         forget_plans()
-        report(f"gradients of a short list's norm {rows}x{channels}", 6 * x.numel(), found, time(step))
+        report(f"gradients of a short list's norm {rows}x{channels}", 6 * x.numel(), timings, time(step))
 
 
 def sweep_batch_norm() -> None:
@@ -137,11 +137,13 @@ def sweep_batch_norm() -> None:
         running = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
         g = values(rows, channels)
 
-        def learn(function, x=x, weight=weight, bias=bias, running=running, g=g):
+        def forward_backward(function, x=x, weight=weight, bias=bias, running=running, g=g):
             y = function(x, weight, bias, running, 0.1, 1e-5, True)
             torch.autograd.grad(y, [x, weight, bias], g)
 
-        ours, theirs = (time(lambda f=f: learn(f)) for f in (batch_norm.batch_norm, batch_norm.batch_norm_twin))
+        ours, theirs = (
+            time(lambda f=f: forward_backward(f)) for f in (batch_norm.batch_norm, batch_norm.batch_norm_twin)
+        )
         compare(f"batch norm + ReLU {rows}x{channels}", 16 * x.numel(), ours, theirs)
 
 
@@ -157,52 +159,52 @@ def sweep_mix() -> None:
     both = values(128, 49, 96 * 96 + 36 * 36)
     channels, across = both[..., : 96 * 96].unflatten(2, (96, 96)), both[..., 96 * 96 :].unflatten(2, (36, 36))
     step = lambda: looking.mix(x, points, channels, across, values(96), values(36))  # noqa: E731
-    found = []
+    timings = []
     for chunk, warps in itertools.product((16, 32, 64), (2, 4, 8)):
         with patch.object(looking, "MIXED", chunk), patch.object(looking, "WARPS", warps):
-            found.append((time(step), (chunk, warps)))
-    report("mix", 2 * both.numel() + 2 * x.numel() + 2 * 128 * 49 * 36 * 96, found, time(step))
+            timings.append((time(step), (chunk, warps)))
+    report("mix", 2 * both.numel() + 2 * x.numel() + 2 * 128 * 49 * 36 * 96, timings, time(step))
 
 
 def sweep_mixing() -> None:
-    """The way back of SparseFormer's mixing alone, and there and back against the library."""
+    """SparseFormer's mixing: backward alone, and forward and backward against PyTorch."""
     batch, tokens, points, channels = 128, 49, 36, 96
     count, size = batch * tokens, channels * channels + points * points
     features = values(batch, channels, 56, 56).contiguous(memory_format=torch.channels_last).requires_grad_()
     places = torch.rand(batch, tokens, points, 2, device="cuda", requires_grad=True)
-    made = (0.1 * values(batch, tokens, size)).requires_grad_()
+    matrices = (0.1 * values(batch, tokens, size)).requires_grad_()
     biases = [values(number, dtype=torch.float32).requires_grad_() for number in (channels, points)]
     g = values(batch, tokens, points, channels)
-    read, to_read, to_made = torch.randn_like(g), torch.empty_like(g), torch.empty_like(made)
+    read, to_read, to_made = torch.randn_like(g), torch.empty_like(g), torch.empty_like(matrices)
     shared = torch.empty(count, channels + points, device="cuda")
 
     def step():
         start = mixing._differentiating(count, points, channels, size, False)
-        start(g, read, made, *biases, to_read, to_made, shared)
+        start(g, read, matrices, *biases, to_read, to_made, shared)
 
     def make(*choice):
         tile = dict(zip(("SLICE", "num_warps", "maxnreg"), choice, strict=True), P=64, C=128)
         return lambda *_: tile
 
     choices = [(slice_, warps, None) for slice_, warps in itertools.product((32, 64, 128), (4, 8))] + [(64, 4, 168)]
-    found = try_tiles(mixing, "_tile", make, choices, step)
-    report("mixing, its way back", 4 * made.numel() + 6 * g.numel(), found, time(step))
+    timings = try_tiles(mixing, "_tile", make, choices, step)
+    report("mixing, backward", 4 * matrices.numel() + 6 * g.numel(), timings, time(step))
 
-    def twin(features, places, made, *biases):
-        channel, point = made.split((channels**2, points**2), dim=2)
-        matrices = channel.unflatten(2, (channels, channels)), point.unflatten(2, (points, points))
-        return sample_and_mix(features, places, *matrices, *biases)
+    def reference(features, places, matrices, *biases):
+        channel, point = matrices.split((channels**2, points**2), dim=2)
+        parts = channel.unflatten(2, (channels, channels)), point.unflatten(2, (points, points))
+        return sample_and_mix(features, places, *parts, *biases)
 
-    def learn(function):
-        inputs = [features, places, made, *biases]
+    def forward_backward(function):
+        inputs = [features, places, matrices, *biases]
         torch.autograd.grad(function(*inputs), inputs, g)
 
-    ours, theirs = time(lambda: learn(mixing.look)), time(lambda: learn(twin))
-    compare("mixing, there and back", 6 * made.numel() + 14 * g.numel(), ours, theirs)
+    ours, theirs = time(lambda: forward_backward(mixing.look)), time(lambda: forward_backward(reference))
+    compare("mixing, forward and backward", 6 * matrices.numel() + 14 * g.numel(), ours, theirs)
 
 
 def sweep_few_keys() -> None:
-    """Programs, queries at once, threads and loads ahead, of PaCa-S's three stages."""
+    """Number of programs, queries per program, warps and pipeline stages, for the three stages of PaCa-S."""
     for pixels, dim, heads in ((3136, 96, 2), (784, 192, 4), (196, 320, 8)):
         query, key_value, g = values(128, pixels, dim), values(128, 100, 2 * dim), values(128, pixels, dim)
         for back in (False, True):
@@ -219,25 +221,27 @@ def sweep_few_keys() -> None:
 
             tiles = [(128, 8), (64, 4)] if back else [(64, 4), (128, 8)]
             choices = [(*tile, stages) for tile, stages in itertools.product(tiles, (1, 2, 3))]
-            now, found = time(step), []
+            now, timings = time(step), []
             for programs in (264, 528, 1056, 2112):
                 with patch.object(few_keys, "PROGRAMS", (programs, programs)):
                     tried = try_tiles(few_keys, "_tile", make, choices, step)
-                found += [(micros, (programs, *choice)) for micros, choice in tried]
-            report(f"few keys {pixels}x{dim}{', back' if back else ''}", (6 if back else 4) * g.numel(), found, now)
+                timings += [(micros, (programs, *choice)) for micros, choice in tried]
+            report(
+                f"few keys {pixels}x{dim}{', backward' if back else ''}", (6 if back else 4) * g.numel(), timings, now
+            )
 
 
 def sweep_grouped() -> None:
-    """VT-R50's groups: the kernel, and one product with zeros between the groups."""
+    """Grouped linear layers of VT-R50: the kernel, and one dense product with zeros between the groups."""
     for rows, groups, inputs, outputs in ((25088, 16, 64, 128), (25088, 16, 64, 64), (2048, 8, 128, 128)):
         x, weight = values(rows, groups * inputs), values(groups, inputs, outputs)
-        g, whole = values(rows, groups * outputs), values(groups * outputs, groups * inputs)
+        g, dense = values(rows, groups * outputs), values(groups * outputs, groups * inputs)
         size = 2 * (x.numel() + g.numel())
         name = f"groups {rows}x{groups}x({inputs}, {outputs})"
         ours = lambda x=x, weight=weight: grouped_linear._multiply(x, weight, None)  # noqa: E731
-        compare(name, size, time(ours), time(lambda x=x, whole=whole: x @ whole.t()))
+        compare(name, size, time(ours), time(lambda x=x, dense=dense: x @ dense.t()))
         ours = lambda x=x, weight=weight, g=g: grouped_linear._gradients(g, x, weight)  # noqa: E731
-        compare(f"{name}, back", 2 * size, time(ours), time(lambda x=x, w=whole, g=g: (g @ w, g.t() @ x)))
+        compare(f"{name}, backward", 2 * size, time(ours), time(lambda x=x, w=dense, g=g: (g @ w, g.t() @ x)))
 
         def make(rows, warps, stages):
             return lambda wide, to, _: dict(I=wide, O=to, ROWS=rows, num_warps=warps, num_stages=stages)
@@ -248,27 +252,29 @@ def sweep_grouped() -> None:
 
 
 def sweep_tokens() -> None:
-    """VT-R50's attention: tokens that ask pixels or one another, and pixels that ask tokens."""
+    """Attention in VT-R50: tokens to pixels, tokens to tokens, pixels to tokens."""
     query, both, few = values(128, 8, 1024), values(128, 196, 2048), values(128, 16, 1024)
     many, pair = values(128, 196, 1024), values(128, 16, 2048)
-    ask, each = token_attention.ask_pixels, token_attention.ask_each_other
-    ask_twin, each_twin = token_attention.ask_pixels_twin, token_attention.ask_each_other_twin
-    for name, inputs, ours, twin, numbers in (
-        ("tokens ask pixels", (query, both), ask, ask_twin, (16, 0.125)),
-        ("tokens ask one another", (few, few.clone()), each, each_twin, (16,)),
-        ("pixels ask tokens", (many, pair), few_keys.few_keys, few_keys.few_keys_twin, (16,)),
+    to_pixels, to_tokens = token_attention.ask_pixels, token_attention.ask_each_other
+    to_pixels_reference, to_tokens_reference = token_attention.ask_pixels_twin, token_attention.ask_each_other_twin
+    for name, inputs, kernel, reference, options in (
+        ("tokens to pixels", (query, both), to_pixels, to_pixels_reference, (16, 0.125)),
+        ("tokens to tokens", (few, few.clone()), to_tokens, to_tokens_reference, (16,)),
+        ("pixels to tokens", (many, pair), few_keys.few_keys, few_keys.few_keys_twin, (16,)),
     ):
         inputs = [x.requires_grad_() for x in inputs]
         size = 2 * sum(x.numel() for x in inputs)
 
-        def learn(function, inputs=inputs, numbers=numbers):
-            y = function(*inputs, *numbers)
+        def forward_backward(function, inputs=inputs, options=options):
+            y = function(*inputs, *options)
             torch.autograd.grad(y, inputs, y)
 
         with torch.no_grad():
-            there = [time(lambda f=f, inputs=inputs, n=numbers: f(*inputs, *n)) for f in (ours, twin)]
-        compare(name, size, *there)
-        compare(f"{name}, and back", 3 * size, *(time(lambda f=f: learn(f)) for f in (ours, twin)))
+            forward = [time(lambda f=f, inputs=inputs, n=options: f(*inputs, *n)) for f in (kernel, reference)]
+        compare(name, size, *forward)
+        compare(
+            f"{name}, with backward", 3 * size, *(time(lambda f=f: forward_backward(f)) for f in (kernel, reference))
+        )
 
 
 SWEEPS = {

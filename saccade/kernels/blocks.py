@@ -20,7 +20,7 @@ LANES = 16  # channels a program carries
 
 
 def wide(out_channels: int) -> int:
-    """Channels of a block that suit a convolution to so many: see benchmarks/NOTES.md."""
+    """Channels of a block that suit a convolution to so many: see docs/dev/performance.md."""
     return 16 if out_channels % 64 == 0 else 12
 
 

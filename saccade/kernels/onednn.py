@@ -2,8 +2,8 @@
 
 Eager PyTorch writes the bias of a linear layer as a pass of its own, and so the activation and the sum around a
 depth-wise convolution; and a tensor of more than 32 MB is fresh memory from the system every time, which costs more
-than the arithmetic on it (benchmarks/NOTES.md). Here the activation happens inside the layer, the sum is a 1 on the middle
-tap of the kernel, and the wide hidden maps are made for so many images as the caches hold.
+than the arithmetic on it (docs/dev/performance.md). Here the activation happens inside the layer, the sum is a 1 on
+the middle tap of the kernel, and the wide hidden maps are made for so many images as the caches hold.
 
 Only plain inference takes this path: float32 on a CPU, no gradient, no compiler, exporter or tracer at work.
 """

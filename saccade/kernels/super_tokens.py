@@ -9,7 +9,7 @@ association a constant: grouping and putting back are each other's gradients, so
 
 To a compiler the three steps are opaque operators: it sees shapes and strides, launches nothing itself, and every step
 makes sure of its own memory order. (In operators that a compiler looks into, one tensor stood in two places of a
-kernel, which it may treat as two copies; benchmarks/NOTES.md.)
+kernel, which it may treat as two copies; docs/dev/performance.md.)
 """
 
 from functools import partial

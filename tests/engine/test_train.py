@@ -148,7 +148,7 @@ def test_ruined_weights_are_not_saved_over_good_ones(tmp_path, monkeypatch):
 
 
 def test_the_way_back_is_gone_by_the_same_thread(tmp_path, monkeypatch):
-    """Autograd's own thread for a GPU costs an eager step up to a third of its time (benchmarks/NOTES.md)."""
+    """Autograd's own thread for a GPU costs an eager step up to a third of its time (docs/dev/performance.md)."""
     ordinary, seen = Classify.loss, []
 
     def heard(self, logits, targets, images):
