@@ -5,8 +5,8 @@
 
 For every set of kernels that torch.compile may use: N training steps under bfloat16 autocast on synthetic images with
 separable classes, then the loss or the first non-finite parameter. Then the gradients of one step from the same
-weights: relative error of compiled kernels and of eager references against float32, largest ratio first. A kernel that is wrong
-under torch.compile differs by orders of magnitude.
+weights: relative error of compiled kernels and of eager references against float32, largest ratio first. A kernel
+that is wrong under torch.compile differs by orders of magnitude.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python benchmarks/gpu_table.py --warm                 # compile every model in parallel, to fill the caches
     python benchmarks/gpu_table.py --out DIR --minutes 6  # measure column by column, writing after each
 
-Every column is one interleaved run over all models in a separate process, most important first; columns for which there
-is no time left are listed. Writes table.json and scaling.json to --out; tools/make_speed.py generates the page.
+Every column is one interleaved run over all models in a separate process, most important first; columns for which
+there is no time left are listed. Writes table.json and scaling.json to --out; tools/make_speed.py generates the page.
 """
 
 import argparse

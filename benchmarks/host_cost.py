@@ -2,9 +2,10 @@
 
     python benchmarks/host_cost.py [calls] [svit_small paca_small …] [--profile] [--rounds 30]
 
-Ops dispatch as on a GPU, but the launch of a kernel returns immediately, so tensors are uninitialised. Models have full
-depth and few channels, so that ATen's arithmetic takes no time either: what remains is the host time that a GPU waits
-for in an eager step. Times are CPU time of one thread, median of the rounds; a real driver adds its own time per launch.
+Ops dispatch as on a GPU, but the launch of a kernel returns immediately, so tensors are uninitialised. Models have
+full depth and few channels, so that ATen's arithmetic takes no time either: what remains is the host time that a GPU
+waits for in an eager step. Times are CPU time of one thread, median of the rounds; a real driver adds its own time
+per launch.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """Find what an eager step waits for on a GPU: `python benchmarks/waiting.py [sparseformer_tiny …] [--mode train]`.
 
 The host time of an eager step does not depend on the batch size unless something in it waits for the GPU. Every model
-is timed with small and large batches, alone and interleaved with other models: host time (until the step returns), wall
-time (consecutive steps), and the longest driver calls. Synchronizing calls are listed (`torch.cuda.set_sync_debug_mode`).
-Training steps are also timed with backward on autograd's worker thread, PyTorch's default on GPUs.
+is timed with small and large batches, alone and interleaved with other models: host time (until the step returns),
+wall time (consecutive steps), and the longest driver calls. Synchronizing calls are listed
+(`torch.cuda.set_sync_debug_mode`). Training steps are also timed with backward on autograd's worker thread, PyTorch's
+default on GPUs.
 """
 
 import argparse

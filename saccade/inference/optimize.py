@@ -1,4 +1,4 @@
-"""`saccade.optimize`: the same model as a copy that only answers, and does so faster."""
+"""`saccade.optimize`: a faster, inference-only copy of a model."""
 
 from copy import deepcopy
 from typing import Any
@@ -40,16 +40,16 @@ def optimize(
     memory_format: torch.memory_format | None = None,
     cuda_graph: bool = False,
 ) -> nn.Module:
-    """An inference copy of `model`: batch norms folded into the layers beside them, frozen, in evaluation, cast.
+    """Return a faster, inference-only copy of a model.
 
-    The original is not touched. Works on saccade's models, segmenters and detectors and on timm's models. The answer
-    is the original's up to rounding: within 1e-10 of its size in float64, 1e-4 in float32, and 5e-2 in bfloat16 and
-    float16. The copy can be compiled and exported like any model; it can no longer be trained.
+    Batch norms are folded into adjacent layers and weights are frozen and cast; the original is unchanged. Supports
+    saccade's models, segmenters and detectors, and timm's models. Outputs agree with the original to a relative error of
+    1e-10 in float64, 1e-4 in float32, and 5e-2 in bfloat16 and float16. The copy can be compiled and exported.
 
     Args:
-        dtype: type of the weights, None keeps theirs. Images are cast at the door, and autocast is not needed any more.
-        memory_format: order of the weights of convolutions in memory, such as torch.channels_last; None keeps theirs.
-        cuda_graph: record the launches of the first batch and replay them: helps where the GPU waits for Python. The
+        dtype: dtype of the weights; None does not cast. Inputs are cast to it, so autocast is not needed.
+        memory_format: memory format of the convolution weights, such as torch.channels_last; None does not change it.
+        cuda_graph: capture the first batch in a CUDA graph and replay it, for models limited by launch overhead. The
             model must be on a CUDA device, and every batch must have the shape of the first.
     """
     if dtype is not None and dtype not in DTYPES:
