@@ -43,8 +43,8 @@ def optimize(
     """Return a faster, inference-only copy of a model.
 
     Batch norms are folded into adjacent layers and weights are frozen and cast; the original is unchanged. Supports
-    saccade's models, segmenters and detectors, and timm's models. Outputs agree with the original to a relative error of
-    1e-10 in float64, 1e-4 in float32, and 5e-2 in bfloat16 and float16. The copy can be compiled and exported.
+    saccade's models, segmenters and detectors, and timm's models. Outputs agree with the original to a relative error
+    of 1e-10 in float64, 1e-4 in float32, and 5e-2 in bfloat16 and float16. The copy can be compiled and exported.
 
     Args:
         dtype: dtype of the weights; None does not cast. Inputs are cast to it, so autocast is not needed.
