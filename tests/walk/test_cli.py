@@ -53,10 +53,16 @@ def test_python_dash_m_does_not_import_torch_for_help():
     assert not {"torch", "timm", "numpy"} & imported
 
 
-def test_console_script_registers_the_models():
-    code = "import sys; sys.argv = ['saccade', 'models', 'svit_nano', '--json']; from saccade.cli import main; main()"
+def test_console_script_registers_the_models_before_the_command_runs():
+    code = (
+        "import sys; sys.argv = ['saccade', 'demo']\n"
+        "from saccade.cli import demo, main\n"
+        "assert 'timm' not in sys.modules\n"
+        "demo.run = lambda args: print(sys.modules['timm'].is_model('svit_nano'))\n"
+        "main()"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert [row["name"] for row in json.loads(done.stdout)] == ["svit_nano"]
+    assert done.stdout == "True\n"
 
 
 @pytest.mark.parametrize(
