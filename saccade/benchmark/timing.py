@@ -196,7 +196,7 @@ def train_step(model: nn.Module, images: torch.Tensor, case: Case) -> Callable[[
     forward = compile_for(model, case)
     if case.cuda_graph and not case.compiled:
         with autocast(case):
-            forward = cast("Callable[..., Any]", torch.cuda.make_graphed_callables(model, (images,)))  # typed as a union
+            forward = cast("Callable[..., Any]", torch.cuda.make_graphed_callables(model, (images,)))  # a union
     fused = case.device.startswith("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
     labels = torch.randint(num_classes, (case.batch,), device=case.device)
