@@ -9,11 +9,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 help:
 	@echo "make demo      install into .venv and run the demo (CPU, minutes)"
 	@echo "make test      install with the dev extra and run the test suite"
-	@echo "make test-all  the suite with its slow tail"
-	@echo "make test-gpu  operators against their references on a GPU"
-	@echo "make lint      ruff and pyright"
-	@echo "make format    let ruff format the code"
-	@echo "make clean     remove .venv and everything that was built"
+	@echo "make test-all  run the test suite with the slow tests"
+	@echo "make test-gpu  compare operations with their references on a GPU"
+	@echo "make lint      ruff, pyright and tools/check_language.py"
+	@echo "make format    format the code with ruff"
+	@echo "make clean     remove .venv and all build outputs"
 
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,6 +40,7 @@ test-all: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/check_language.py
 	$(BIN)/pyright --pythonpath $(BIN)/python saccade
 
 format: $(VENV)/.dev

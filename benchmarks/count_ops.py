@@ -1,7 +1,7 @@
-"""How many operations one forward pass launches, and who launches them: `python benchmarks/count_ops.py MODEL …`.
+"""Count the launches of one forward pass, by operation and source line: `python benchmarks/count_ops.py MODEL …`.
 
-Counts every ATen operation that is not a view, on a CPU, under bfloat16 autocast as on a GPU. With `--kernels` what a
-fused kernel does there is one operation; its answer is not computed. Launch-bound models get faster as it falls.
+Counts ATen operations that are not views, on a CPU under bfloat16 autocast. With `--kernels` a fused kernel counts as
+one operation, as on a GPU; its output is not computed. Fewer launches make launch-bound models faster.
 """
 
 import argparse
@@ -25,7 +25,7 @@ NOT_LAUNCHED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_
 
 
 class Launches(TorchDispatchMode):
-    """Operations that write memory of their own, by the line of code that asked for them."""
+    """Count operations that write memory, by name and source line."""
 
     def __init__(self):
         super().__init__()
@@ -35,23 +35,25 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if not func.is_view and func.overloadpacket.__name__ not in NOT_LAUNCHED:
-            ours = [line for line in traceback.extract_stack()[:-1] if "/saccade/" in line.filename]
+            own_lines = [line for line in traceback.extract_stack()[:-1] if "/saccade/" in line.filename]
             self.names[func.overloadpacket.__name__] += 1
-            self.lines[f"{ours[-1].filename.rpartition('/saccade/')[2]}:{ours[-1].lineno}" if ours else "?"] += 1
+            self.lines[
+                f"{own_lines[-1].filename.rpartition('/saccade/')[2]}:{own_lines[-1].lineno}" if own_lines else "?"
+            ] += 1
         return result
 
 
 @contextmanager
-def pretended(seen: Launches) -> Iterator[None]:
-    """As on a GPU: kernels are taken wherever they suit, count as one launch each, and leave memory as it was."""
+def simulated_gpu(counts: Launches) -> Iterator[None]:
+    """Dispatch as on a GPU; each kernel counts as one launch and computes nothing."""
 
     def start(launch: Launch, *tensors: Tensor) -> None:
-        seen.names["fused kernel"] += 1
+        counts.names["fused kernel"] += 1
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(Tensor, "is_cuda", property(lambda tensor: True)))
         stack.enter_context(patch.object(Launch, "__call__", start))
-        stack.enter_context(patch.object(cudnn, "THERE", False))  # its calls are no kernels of ours
+        stack.enter_context(patch.object(cudnn, "THERE", False))  # cuDNN calls cannot be simulated
         stack.enter_context(patch.object(torch.cuda, "is_current_stream_capturing", lambda: False))
         stack.enter_context(patch.object(casts, "KIND", "cpu"))
         yield
@@ -62,20 +64,20 @@ def main() -> None:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--optimize", action="store_true", help="the copy of saccade.optimize in bfloat16, no autocast")
-    parser.add_argument("--kernels", action="store_true", help="fused kernels as one launch each")
+    parser.add_argument("--optimize", action="store_true", help="use saccade.optimize in bfloat16 instead of autocast")
+    parser.add_argument("--kernels", action="store_true", help="count fused kernels as one launch each")
     args = parser.parse_args()
     for name in args.models:
         model, images = create_model(name).eval(), torch.randn(1, 3, args.size, args.size)
         if args.optimize:
             model = saccade.optimize(model, torch.bfloat16)
         low = torch.autocast("cpu", torch.bfloat16, enabled=not args.optimize)
-        seen = Launches()
-        with torch.no_grad(), low, pretended(seen) if args.kernels else enabled(False), seen:
+        counts = Launches()
+        with torch.no_grad(), low, simulated_gpu(counts) if args.kernels else enabled(False), counts:
             model(images)
-        print(f"{name}: {seen.names.total()} operations")
+        print(f"{name}: {counts.names.total()} operations")
         for (op, count), (line, number) in zip(
-            seen.names.most_common(args.rows), seen.lines.most_common(args.rows), strict=False
+            counts.names.most_common(args.rows), counts.lines.most_common(args.rows), strict=False
         ):
             print(f"  {count:5d} {op:<34}{number:5d} {line}")
 

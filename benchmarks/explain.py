@@ -1,4 +1,4 @@
-"""What listening costs: one 224 px image, the plain forward pass and the same with every trace taken, by turns.
+"""Measure the overhead of `saccade.record` on one 224 px image, interleaved with the plain forward pass.
 
 `python benchmarks/explain.py [MODEL ...]`
 """
@@ -18,7 +18,7 @@ from saccade.explain.place import places
 
 
 def steps(name: str, size: int = 224):
-    """The plain pass; with traces; with traces, attention weights and places, as the pictures need them."""
+    """Return the forward pass plain, with traces, and with all that figures need."""
     model = saccade.create_model(name).eval()
     images = torch.randn(1, 3, size, size)
 
@@ -46,5 +46,5 @@ if __name__ == "__main__":
         ratios = [statistics.median(b / a for a, b in zip(times[0], each, strict=True)) for each in times]
         print(
             f"{name}: {medians[0] * 1e3:.1f} ms plain, {ratios[1]:.2f} times with traces, "
-            f"{ratios[2]:.2f} times with attention and places too"
+            f"{ratios[2]:.2f} times with attention and points too"
         )

@@ -1,11 +1,11 @@
-"""What a training step costs the host: Python, PyTorch's dispatcher and our road to the kernels, without any GPU.
+"""Measure the host time of training steps without a GPU: Python, PyTorch's dispatcher and kernel launches.
 
-    python benchmarks/host_cost.py [calls] [svit_small paca_small sparseformer_tiny vt_resnet50] [--profile] [--rounds 30]
+    python benchmarks/host_cost.py [calls] [svit_small paca_small …] [--profile] [--rounds 30]
 
-Every kernel is taken as on a GPU, found compiled at its second call, and then not run: the launch itself returns at
-once, so what a tensor holds is whatever its memory held. Models keep their depth and lose their width, so that the
-library's own arithmetic takes no time either; what is left is what an H200 waits for in an eager step. Numbers are CPU
-time of one thread, the median of the rounds. On Python in front of a real driver add the driver's own time a launch.
+Ops dispatch as on a GPU, but the launch of a kernel returns immediately, so tensors are uninitialised. Models have
+full depth and few channels, so that ATen's arithmetic takes no time either: what remains is the host time that a GPU
+waits for in an eager step. Times are CPU time of one thread, median of the rounds; a real driver adds its own time
+per launch.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from timm.models import create_model
 from torch import Tensor
 
 import saccade  # noqa: F401 (registers the models)
-from saccade.kernels import batch_norm, depthwise, launch, linear, short_attention
+from saccade.kernels import batch_norm, depthwise, launch, layer_norm, linear, short_attention, super_tokens
 from saccade.layers import casts
 from saccade.layers import linear as linear_layers
 
-# As deep as the models of these names, and a few channels wide.
+# Full depth, few channels.
 NARROW = {
     "svit_small": dict(dims=(16, 16, 16, 16), heads=(1, 1, 1, 1), projection=16),
     "paca_small": dict(dims=(16, 16, 16, 16), heads=(1, 1, 1, 1), clusters=(4, 4, 4, 0)),
@@ -39,7 +39,7 @@ HALF = torch.bfloat16
 
 
 class Compiled:
-    """What Triton hands back, with a launch that does nothing."""
+    """Substitute for a compiled Triton kernel; its launch does nothing."""
 
     function, packed_metadata = 0, ()
 
@@ -51,61 +51,67 @@ class Compiled:
 
 
 @contextmanager
-def pretended() -> Iterator[None]:
-    """As on a GPU: kernels suit every tensor, and are compiled already."""
+def simulated_gpu() -> Iterator[None]:
+    """Dispatch as on a GPU, with every kernel already compiled."""
     with ExitStack() as stack:
         for change in (
             patch.object(Tensor, "is_cuda", property(lambda self: True)),
             patch.object(triton.JITFunction, "run", lambda self, *args, **options: Compiled()),
-            patch.object(launch, "_current_device", lambda: -1),  # what a tensor of the CPU calls its device
+            patch.object(launch, "_current_device", lambda: -1),  # device index of CPU tensors
             patch.object(launch, "_current_stream", lambda device: 0),
             patch.object(casts, "KIND", "cpu"),
             patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
-            torch.backends.mkldnn.flags(enabled=False),  # takes 50 µs to start a product that takes 1
+            torch.backends.mkldnn.flags(enabled=False),  # oneDNN takes 50 µs to start a product of 1 µs
         ):
             stack.enter_context(change)
         yield
 
 
 def micros(step: Callable[[], object], rounds: int, repeats: int) -> float:
-    """Microseconds of one call."""
-    found = []
+    """Return microseconds per call."""
+    times = []
     for _ in range(rounds):
         before = time.process_time()
         for _ in range(repeats):
             step()
-        found.append((time.process_time() - before) / repeats)
-    return 1e6 * statistics.median(found)
+        times.append((time.process_time() - before) / repeats)
+    return 1e6 * statistics.median(times)
 
 
-def learning(*tensors: Tensor) -> list[Tensor]:
+def with_grad(*tensors: Tensor) -> list[Tensor]:
     return [tensor.requires_grad_() for tensor in tensors]
 
 
 def calls() -> dict[str, Callable[[], object]]:
-    """One forward and backward pass of every kernel that learns, at a tiny size; the library's for comparison."""
-    rows, g = learning(torch.randn(8, 64, dtype=HALF))[0], torch.randn(8, 64, dtype=HALF)
-    weight, bias = learning(torch.ones(64), torch.zeros(64))
+    """Return a forward and backward pass of every training kernel at a tiny size, and of PyTorch for comparison."""
+    rows, g = with_grad(torch.randn(8, 64, dtype=HALF))[0], torch.randn(8, 64, dtype=HALF)
+    weight, bias = with_grad(torch.ones(64), torch.zeros(64))
     running = torch.zeros(64), torch.ones(64)
-    maps, g_maps = learning(torch.randn(1, 4, 4, 64, dtype=HALF))[0], torch.randn(1, 4, 4, 64, dtype=HALF)
+    maps, g_maps = with_grad(torch.randn(1, 4, 4, 64, dtype=HALF))[0], torch.randn(1, 4, 4, 64, dtype=HALF)
     features, g_features = maps.detach().permute(0, 3, 1, 2).requires_grad_(), g_maps.permute(0, 3, 1, 2)
-    taps, matrix = learning(torch.randn(64, 1, 3, 3), torch.randn(64, 64))
-    qkv, g_mixed = learning(torch.randn(1, 8, 192, dtype=HALF))[0], torch.randn(1, 8, 64, dtype=HALF)
+    taps, matrix = with_grad(torch.randn(64, 1, 3, 3), torch.randn(64, 64))
+    qkv, g_mixed = with_grad(torch.randn(1, 8, 192, dtype=HALF))[0], torch.randn(1, 8, 64, dtype=HALF)
 
-    def back(y: Tensor, inputs: list[Tensor], gradient: Tensor) -> None:
+    def backward(y: Tensor, inputs: list[Tensor], gradient: Tensor) -> None:
         torch.autograd.grad(y, inputs, gradient)
 
     def norm(function: Callable) -> Callable[[], None]:
-        return lambda: back(function(rows, weight, bias, running, 0.1, 1e-5, True), [rows, weight, bias], g)
+        return lambda: backward(function(rows, weight, bias, running, 0.1, 1e-5, True), [rows, weight, bias], g)
+
+    def grouped() -> None:
+        tokens, association = super_tokens.group(maps, 2, 1e-12)
+        backward(super_tokens.spread(tokens, association, 2, 4, 4), [maps], g_maps)
 
     return {
         "batch norm + ReLU": norm(batch_norm.batch_norm),
-        "batch norm + ReLU, library": norm(batch_norm.batch_norm_twin),
-        "depth-wise, GELU before": lambda: back(
+        "batch norm + ReLU, PyTorch": norm(batch_norm.batch_norm_twin),
+        "layer norm": lambda: backward(layer_norm.layer_norm(maps, weight, bias, 1e-6), [maps, weight, bias], g_maps),
+        "depth-wise, GELU before": lambda: backward(
             depthwise.depthwise(features, taps, bias, "pre"), [features, taps, bias], g_features
         ),
-        "linear": lambda: back(linear.linear(rows, matrix, bias, HALF), [rows, matrix, bias], g),
-        "short attention": lambda: back(short_attention.short_attention(qkv, 4), [qkv], g_mixed),
+        "linear": lambda: backward(linear.linear(rows, matrix, bias, HALF), [rows, matrix, bias], g),
+        "short attention": lambda: backward(short_attention.short_attention(qkv, 4), [qkv], g_mixed),
+        "super tokens, group and spread": grouped,
     }
 
 
@@ -119,8 +125,8 @@ def training_step(name: str) -> Callable[[], None]:
         for parameter in parameters:
             parameter.grad = None
         with torch.autocast("cpu", HALF):
-            answers = model(images)
-        answers.float().sum().backward()
+            logits = model(images)
+        logits.float().sum().backward()
 
     return step
 
@@ -150,13 +156,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=[], choices=["calls", *NARROW, []], help="default: all")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--profile", action="store_true", help="say which functions take the time")
+    parser.add_argument("--profile", action="store_true", help="print the most expensive functions")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     for what in options.what or ["calls", *NARROW]:
-        few = what == "sparseformer_tiny"  # rows: 49 for each of 128 pictures; of maps many, which these are not
-        with pretended(), patch.object(linear_layers, "MANY", linear_layers.MANY if few else 0):
+        few = (
+            what == "sparseformer_tiny"
+        )  # at full size it has few rows (49 tokens x 128 images), the other models have many
+        with simulated_gpu(), patch.object(linear_layers, "MANY", linear_layers.MANY if few else 0):
             if what == "calls":
                 for name, step in calls().items():
                     show(name, step, options.rounds, 100, options.profile)

@@ -1,9 +1,9 @@
-"""The attention of `paca_small`'s first stage at 512 px, against what the authors' code calls in eval.
+"""Compare cross-attention in stage 1 of `paca_small` at 512 px with the call in the authors' code.
 
     python benchmarks/paca_attention.py --size 512 --threads 1
 
-One process, the variants take turns; read the ratios. `group` is the clustering and the token means, which both
-designs share. `weights returned` is F.multi_head_attention_forward(need_weights=True) on the same tensors.
+Interleaved in one process; compare the ratios. `group` is the clustering and pooling, which both designs have.
+`weights returned` is F.multi_head_attention_forward(need_weights=True) on the same tensors.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from saccade.layers.grid import to_pixels
 
 
 def multi_head(attention: torch.nn.Module, pixels: Tensor, tokens: Tensor) -> Tensor:
-    """PyTorch's multi-head attention with its weights returned, on the tensors of our layer."""
+    """Return the output of PyTorch's multi-head attention with need_weights=True, on the weights of our layer."""
     weight = torch.cat([attention.to_query.weight, attention.to_key_value.weight])
     bias = torch.cat([attention.to_query.bias, attention.to_key_value.bias])
     query, key = pixels.transpose(0, 1), tokens.transpose(0, 1)
@@ -50,10 +50,10 @@ def main() -> None:
             block.attn(pixels, tokens), multi_head(block.attn, pixels, tokens), rtol=1e-3, atol=1e-4
         )
     calls = {
-        "ours": lambda: block.attn(pixels, tokens),
+        "saccade": lambda: block.attn(pixels, tokens),
         "weights returned": lambda: multi_head(block.attn, pixels, tokens),
         "group": lambda: block.tokenizer(features),
-        "group and ours": lambda: block.attn(pixels, block.tokenizer(features)[0]),
+        "group and saccade": lambda: block.attn(pixels, block.tokenizer(features)[0]),
         "group and weights returned": lambda: multi_head(block.attn, pixels, block.tokenizer(features)[0]),
     }
     with torch.no_grad():
@@ -67,9 +67,9 @@ def main() -> None:
                 "torch": torch.__version__,
                 "threads": torch.get_num_threads(),
                 "milliseconds": {name: round(1e3 * value, 2) for name, value in seconds.items()},
-                "attention, times faster": round(seconds["weights returned"] / seconds["ours"], 2),
+                "attention, times faster": round(seconds["weights returned"] / seconds["saccade"], 2),
                 "with grouping, times faster": round(
-                    seconds["group and weights returned"] / seconds["group and ours"], 2
+                    seconds["group and weights returned"] / seconds["group and saccade"], 2
                 ),
             },
             indent=2,

@@ -1,4 +1,4 @@
-"""Where the time goes on a GPU, and what the kernels bring: `python benchmarks/profile_gpu.py MODEL …`."""
+"""Profile models on a GPU, with and without fused kernels: `python benchmarks/profile_gpu.py MODEL …`."""
 
 import argparse
 
@@ -17,25 +17,28 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--rows", type=int, default=14)
     parser.add_argument("--mode", default="inference")
-    parser.add_argument("--optimize", action="store_true", help="the copy of saccade.optimize")
-    parser.add_argument("--compiled", action="store_true", help="as torch.compile has it")
+    parser.add_argument("--optimize", action="store_true", help="use saccade.optimize")
+    parser.add_argument("--compiled", action="store_true", help="use torch.compile")
     args = parser.parse_args()
     for name in args.models:
-        how = dict(dtype="bfloat16", channels_last=True, device="cuda", optimized=args.optimize, compiled=args.compiled)
-        case = Case(name, args.size, args.batch, args.mode, **how)
+        options = dict(
+            dtype="bfloat16", channels_last=True, device="cuda", optimized=args.optimize, compiled=args.compiled
+        )
+        case = Case(name, args.size, args.batch, args.mode, **options)
         for on in (True, False):
             with enabled(on):
-                (found,) = measure([case], rounds=5, min_seconds=0.1)
-            memory = (found.peak_bytes or 0) / 2**30
+                (result,) = measure([case], rounds=5, min_seconds=0.1)
+            memory = (result.peak_bytes or 0) / 2**30
             print(
-                f"{name} {args.mode} kernels {on}: {found.images_per_second:.0f} images/s, {memory:.2f} GiB", flush=True
+                f"{name} {args.mode} kernels {on}: {result.images_per_second:.0f} images/s, {memory:.2f} GiB",
+                flush=True,
             )
         step, _ = prepare(case)
         step()
-        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             step()
             torch.cuda.synchronize()
-        events = sorted(seen.key_averages(), key=lambda event: -event.self_device_time_total)
+        events = sorted(profiler.key_averages(), key=lambda event: -event.self_device_time_total)
         total = sum(event.self_device_time_total for event in events)
         launches = sum(event.count for event in events if event.self_device_time_total > 0)
         print(f"  {total / 1e3:.2f} ms on the GPU, {launches} kernels")

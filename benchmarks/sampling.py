@@ -1,8 +1,8 @@
-"""SparseFormer's hot step, sampling and adaptive mixing, against `grid_sample` and `baddbmm`, by turns.
+"""Compare SparseFormer's sampling and adaptive mixing with `grid_sample` and `baddbmm`, interleaved.
 
     python benchmarks/sampling.py --batch 8 --threads 1
 
-Same inputs (the sizes of Tiny), same numbers; read the ratios. Then, where the time of a whole model goes.
+Same inputs (the sizes of SparseFormer-T), same outputs; compare the ratios. Then profiles the parts of a model.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from saccade.ops.roi_sampling import sample, sample_and_mix
 
 
 def reference(features, points, channel_weights, point_weights, channel_bias, point_bias) -> Tensor:
-    """The same function from PyTorch's library; `grid_sample` wants one type for map and coordinates."""
+    """The same function with ATen ops; `grid_sample` needs one dtype for map and coordinates."""
     grid = 2 * points - 1
     sampled = F.grid_sample(features.to(grid.dtype), grid, align_corners=False).permute(0, 2, 3, 1)
     sampled = sampled.flatten(0, 1).to(features.dtype)
@@ -30,7 +30,7 @@ def reference(features, points, channel_weights, point_weights, channel_bias, po
 
 
 def inputs(batch: int, size: int, dtype: torch.dtype, device: str, train: bool) -> list[Tensor]:
-    """Tiny's: 49 tokens, 36 points, 96 channels, a map of a quarter of the image."""
+    """Return inputs of SparseFormer-T: 49 tokens, 36 points, 96 channels, a map at stride 4."""
     torch.manual_seed(0)
     tensors = [
         torch.randn(batch, 96, size // 4, size // 4).to(dtype, memory_format=torch.channels_last),
@@ -55,17 +55,17 @@ def compare(args: argparse.Namespace, train: bool) -> None:
 
     steps = [step(sample_and_mix), step(reference), lambda: sample(*tensors[:2])]
     rounds = list(interleave(steps, [args.device] * len(steps), args.rounds))
-    ours, theirs, sampling = (1e3 * statistics.median(times) for times in zip(*rounds, strict=True))
+    fused, aten, sampling = (1e3 * statistics.median(times) for times in zip(*rounds, strict=True))
     ratio = statistics.median(slow / fast for fast, slow, _ in rounds)
     print(
-        f"{'forward and backward' if train else 'forward'}: {ours:.2f} ms against {theirs:.2f} ms, {ratio:.2f} times "
+        f"{'forward and backward' if train else 'forward'}: {fused:.2f} ms against {aten:.2f} ms, {ratio:.2f} times "
         f"faster; forward sampling alone {sampling:.2f} ms; largest difference {difference:.0e}"
     )
 
 
 @torch.no_grad()
-def where(args: argparse.Namespace, rounds: int = 5) -> None:
-    """Share of each part in the forward pass; a part's time includes its inner parts."""
+def profile_parts(args: argparse.Namespace, rounds: int = 5) -> None:
+    """Print the fraction of each part in the forward pass; a part includes its children."""
     model = saccade.create_model(args.model).to(args.device).eval()
     images = torch.randn(args.batch, 3, args.size, args.size, device=args.device)
     spent: Counter[str] = Counter()
@@ -98,12 +98,12 @@ def where(args: argparse.Namespace, rounds: int = 5) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="sparseformer_tiny", help="of the second part")
+    parser.add_argument("--model", default="sparseformer_tiny", help="model of the second part")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--size", type=int, default=224, help="side of the image, pixels")
+    parser.add_argument("--size", type=int, default=224, help="image size in pixels")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compiled", action="store_true", help="both functions by torch.compile")
+    parser.add_argument("--compiled", action="store_true", help="compile both functions")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
@@ -112,8 +112,8 @@ def main() -> None:
     print(describe_machine(args.device))
     for train in (False, True):
         compare(args, train)
-    if args.device == "cpu":  # elsewhere, hooks would time the launches
-        where(args)
+    if args.device == "cpu":  # on a GPU the hooks would time launches
+        profile_parts(args)
 
 
 if __name__ == "__main__":

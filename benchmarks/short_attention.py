@@ -1,17 +1,17 @@
-"""Attention of short lists on a GPU, ours against the library's (each of its backends), forward and with backward.
+"""Compare short attention with every backend of `scaled_dot_product_attention` on a GPU, forward and backward.
 
 python benchmarks/short_attention.py
 
-For every shape the floor: bytes of the fused projection and of the answer, read and written once, over a copy's speed.
+The floor is the bytes of the fused projection and of the output at the speed of a copy.
 """
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from saccade.benchmark import measure_ceiling
-from saccade.ops.attention import self_attention, self_attention_reference
+from saccade.kernels.short_attention import plain_attention, short_attention
 
-SHAPES = {  # images, vectors, width, heads
+SHAPES = {  # images, tokens, width, heads
     "SparseFormer-T, focusing": (128, 49, 256, 64),
     "SparseFormer-T, cortex": (128, 49, 512, 64),
     "SViT-S, stage 1": (128, 49, 64, 1),
@@ -19,7 +19,7 @@ SHAPES = {  # images, vectors, width, heads
     "sparseformer_nano, cortex": (512, 36, 192, 8),
 }
 BACKENDS = {
-    "library": None,
+    "default": None,
     "flash": SDPBackend.FLASH_ATTENTION,
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -28,7 +28,7 @@ BACKENDS = {
 
 
 def milliseconds(step, repeats: int = 50) -> float:
-    """One call in a CUDA graph, so that only the GPU's time counts."""
+    """Return the GPU time of one call, replayed in a CUDA graph."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -47,9 +47,9 @@ def milliseconds(step, repeats: int = 50) -> float:
 
 
 def steps(shape: tuple[int, int, int, int], attend, train: bool):
-    images, vectors, width, heads = shape
-    qkv = torch.randn(images, vectors, 3 * width, device="cuda", dtype=torch.bfloat16, requires_grad=train)
-    g = torch.randn(images, vectors, width, device="cuda", dtype=torch.bfloat16)
+    images, tokens, width, heads = shape
+    qkv = torch.randn(images, tokens, 3 * width, device="cuda", dtype=torch.bfloat16, requires_grad=train)
+    g = torch.randn(images, tokens, width, device="cuda", dtype=torch.bfloat16)
 
     def step() -> None:
         mixed = attend(qkv, heads)
@@ -64,19 +64,19 @@ def main() -> None:
     for name, shape in SHAPES.items():
         for train in (False, True):
             moved = shape[0] * shape[1] * shape[2] * 2 * (4 if not train else 4 + 8)
-            found = {"ours": milliseconds(steps(shape, self_attention, train))}
+            times = {"saccade": milliseconds(steps(shape, short_attention, train))}
             for label, backend in BACKENDS.items():
                 try:
                     if backend is None:
-                        found[label] = milliseconds(steps(shape, self_attention_reference, train))
+                        times[label] = milliseconds(steps(shape, plain_attention, train))
                         continue
                     with sdpa_kernel(backend):
-                        found[label] = milliseconds(steps(shape, self_attention_reference, train))
+                        times[label] = milliseconds(steps(shape, plain_attention, train))
                 except RuntimeError:
-                    continue  # not for this shape
-            times = ", ".join(f"{label} {1e3 * value:.0f}" for label, value in found.items())
+                    continue  # not supported for this shape
+            text = ", ".join(f"{label} {1e3 * value:.0f}" for label, value in times.items())
             what = "with backward" if train else "forward"
-            print(f"{name}, {what}: floor {1e6 * moved / copy:.0f} µs; {times}", flush=True)
+            print(f"{name}, {what}: floor {1e6 * moved / copy:.0f} µs; {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Super token attention of SViT-S against the `unfold`/`fold` way, by turns: `python benchmarks/super_tokens.py`."""
+"""Compare super token attention of SViT-S with `unfold`/`fold`, interleaved: `python benchmarks/super_tokens.py`."""
 
 import statistics
 import sys
@@ -18,7 +18,7 @@ STAGES = ((64, 56, 8, 1), (128, 28, 4, 2))  # width, side of the map, cell, head
 
 
 def steps(batch: int, train: bool):
-    """One call of every stage's attention, fast and slow, on the same weights and maps."""
+    """Return one call of the attention of every stage, fast and slow, on the same weights and inputs."""
     stages = []
     for dim, side, cell, heads in STAGES:
         features = channels_last(torch.randn(batch, dim, side, side)).requires_grad_(train)

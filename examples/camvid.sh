@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Five segmenters on CamVid, from scratch, at the same time on one GPU, in about nine minutes:
+# Train five segmenters on CamVid from scratch, in parallel on one GPU, in about nine minutes:
 #
 #   examples/camvid.sh camvid/ runs
 #
-# Then: python tools/make_results.py --add runs/*_camvid, and the pictures are in each run's report.html.
+# Then: python tools/make_results.py --add runs/*_camvid. Every run has a report.html with figures.
 set -u
 data=$1 out=$2
-names="paca_tiny_paca svit_small_upernet resnet50_fpn resnet50_vt_fpn sparseformer_tiny_sparse"
+names="paca_tiny svit_small_upernet resnet50_fpn resnet50_vt_fpn sparseformer_tiny"
 mkdir -p "$out"
 for name in $names; do
   run="$out/${name}_camvid"

@@ -1,28 +1,22 @@
-"""saccade: see an image as a few tokens.
+"""saccade: token-based vision models for PyTorch.
 
-Importing registers every model with timm's registry; nothing else happens, and nothing heavy is loaded
-beyond torch and timm themselves.
+Importing the package registers its models with timm and does nothing else. Public functions are imported on first use.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+import sys
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saccade import explain as explain  # a package that can be called
-from saccade import models as models  # registers the models
-from saccade.explain.record import record
-from saccade.models.checkpoint import LoadReport, convert_official, load_checkpoint, save_checkpoint
-from saccade.models.registry import create_model, list_models
-from saccade.tasks.detection import create_detector
-from saccade.tasks.segmentation import create_segmenter
-
 if TYPE_CHECKING:
+    from saccade import models as models
     from saccade.explain.explanation import explain as explain
+    from saccade.explain.record import record
     from saccade.inference.optimize import optimize
-
-try:
-    __version__ = version("saccade")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0.0.0"
+    from saccade.models.checkpoint import LoadReport, convert_official, load_checkpoint, save_checkpoint
+    from saccade.models.registry import create_model, list_models
+    from saccade.tasks.detection import create_detector
+    from saccade.tasks.segmentation import create_segmenter
 
 __all__ = [
     "LoadReport",
@@ -38,10 +32,43 @@ __all__ = [
     "save_checkpoint",
 ]
 
+_MODULES = {
+    "LoadReport": "saccade.models.checkpoint",
+    "convert_official": "saccade.models.checkpoint",
+    "create_detector": "saccade.tasks.detection",
+    "create_model": "saccade.models.registry",
+    "create_segmenter": "saccade.tasks.segmentation",
+    "list_models": "saccade.models.registry",
+    "load_checkpoint": "saccade.models.checkpoint",
+    "optimize": "saccade.inference.optimize",
+    "record": "saccade.explain.record",
+    "save_checkpoint": "saccade.models.checkpoint",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "optimize":  # tracing machinery that only deployment needs
-        from saccade.inference.optimize import optimize
+    if name in ("explain", "models"):  # packages; `saccade.explain` is callable
+        return import_module(f"saccade.{name}")
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
 
-        return optimize
+        try:
+            return version("saccade")
+        except PackageNotFoundError:  # a source tree that was never installed
+            return "0.0.0"
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'saccade' has no attribute {name!r}")
+
+
+def _is_command_line() -> bool:
+    """Whether this process is `saccade …` or `python -m saccade.cli …`.
+
+    `saccade.cli.main` imports the models after it has parsed the arguments: `saccade --help` does not wait for torch.
+    """
+    command = Path(sys.argv[0]).name if sys.argv else ""
+    return command in ("saccade", "saccade.exe") or (command == "-m" and "saccade.cli" in sys.orig_argv)
+
+
+if not _is_command_line():
+    import_module("saccade.models")  # registers the models with timm

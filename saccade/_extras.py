@@ -1,14 +1,16 @@
-"""Optional dependencies: imported where used, with an error that names the extra."""
+"""Import optional dependencies where they are used; the error names the extra to install."""
 
 from importlib import import_module
 from types import ModuleType
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional dependency, or say how to get it."""
+    """Import an optional dependency, or raise an ImportError that names the extra."""
     try:
         return import_module(module)
     except ImportError as error:
         if error.name and error.name.partition(".")[0] != module.partition(".")[0]:
-            raise  # the package is there but broken: its own message is the better one
-        raise ImportError(f"this needs {module.partition('.')[0]}: pip install 'saccade[{extra}]'") from error
+            raise  # installed but broken: its own error says more
+        raise ImportError(
+            f"{module.partition('.')[0]} is not installed. Run pip install 'saccade[{extra}]'."
+        ) from error

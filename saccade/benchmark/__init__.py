@@ -1,4 +1,4 @@
-"""What a model costs: parameters and multiply-adds, time and memory, measured side by side."""
+"""Measure parameters, multiply-adds, time and memory of models."""
 
 from saccade.benchmark.cost import Cost, count
 from saccade.benchmark.machine import Ceiling, describe_machine, measure_ceiling

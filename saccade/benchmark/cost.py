@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds, counted without running anything."""
+"""Parameters and multiply-adds, counted on the meta device."""
 
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -10,25 +10,27 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 class Cost(NamedTuple):
-    """Parameters, and multiply-adds of one forward pass of one image."""
+    """Parameters, and multiply-adds of one forward pass on one image."""
 
     params: int
     madds: int
 
 
 def count(model: nn.Module | str, size: int | tuple[int, ...] = 224, **options: Any) -> Cost:
-    """Parameters and multiply-adds of `model` (or of a model by name) on one image of `size` (H, W).
+    """Return the parameters and multiply-adds of a model, or of a model name, for one image of `size` (H, W).
 
-    Runs on the meta device: instant, without memory. Multiply-adds are half of what torch's flop counter says, and
-    cover convolutions, linear layers and matrix products, as the papers count. A video model is shown the number of
-    frames it was made for. A longer `size` is taken as the whole shape behind the batch axis, such as
-    (3, 32, 224, 224) for a clip. A detector counts with as many proposals and masks as its `dry_run` says.
+    Runs on the meta device. Multiply-adds are half the FLOPs of torch's `FlopCounterMode` and cover convolutions,
+    linear layers and matrix products, as in the papers. A video model gets its default number of frames. A `size` of
+    more than two values is the full shape after the batch axis, such as (3, 32, 224, 224) for a clip. A detector is
+    counted with the number of proposals and masks of its `dry_run`.
     """
     with torch.device("meta"):
         model = create_model(model, **options) if isinstance(model, str) else deepcopy(model).to("meta")
         shape = (size, size) if isinstance(size, int) else tuple(size)
         if len(shape) == 2:
-            frames = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", ())[1:-2]  # () but for video
+            frames = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", ())[
+                1:-2
+            ]  # () except for video models
             shape = (getattr(model, "in_chans", 3), *frames, *shape)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             getattr(model.eval(), "dry_run", model)(torch.empty(1, *shape))

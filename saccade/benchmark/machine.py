@@ -1,9 +1,10 @@
-"""The machine: its name for the record, and the two ceilings no model can pass."""
+"""Describe the machine and measure its peak matrix-product and copy throughput."""
 
 import datetime
 import platform
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,14 +12,14 @@ import torch
 
 
 class Ceiling(NamedTuple):
-    """What this machine reaches on its best day."""
+    """Peak throughput of this machine."""
 
-    tflops: float  # a large matrix product in the case's dtype, two operations a multiply-add
-    gbytes: float  # a large copy, bytes read and written
+    tflops: float  # large matrix product, two operations per multiply-add
+    gbytes: float  # large copy, GB/s read plus written
 
 
 def measure_ceiling(device: str, dtype: torch.dtype = torch.float32) -> Ceiling:
-    """A large matrix product and a large copy, the best of several."""
+    """Time a large matrix product and a large copy; the best of several runs counts."""
     side = 8192 if device.startswith("cuda") else 2048
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     block = torch.empty(2**30 if device.startswith("cuda") else 2**26, dtype=torch.uint8, device=device)
@@ -27,8 +28,8 @@ def measure_ceiling(device: str, dtype: torch.dtype = torch.float32) -> Ceiling:
     return Ceiling(2 * side**3 / product / 1e12, 2 * block.numel() / copy / 1e9)
 
 
-def best_time(step, device: str, repeats: int = 5) -> float:
-    """Seconds of the fastest of a few runs, after one that warms up."""
+def best_time(step: Callable[[], Any], device: str, repeats: int = 5) -> float:
+    """Return the seconds of the fastest run, after one warm-up run."""
     times = []
     for _ in range(repeats + 1):
         synchronize(device)
@@ -45,7 +46,7 @@ def synchronize(device: str) -> None:
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    """What a figure needs beside it to mean anything: card, torch, date, commit."""
+    """Return what every measurement is published with: device, torch, date, commit."""
     return {
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else cpu_name(),
         "threads": torch.get_num_threads(),
@@ -64,7 +65,7 @@ def cpu_name() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the source tree this runs from, if it is one."""
+    """Return the commit of the source tree, or None outside a git checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -73,14 +74,15 @@ def commit() -> str | None:
 
 
 class PeakMemory:
-    """The most memory used inside the context beyond what was in use before, in bytes; None where unknown.
+    """Measure the peak memory inside the context beyond the memory in use before, in bytes; None where unknown.
 
-    On a GPU the allocator tells; on Linux the kernel's high-water mark is reset and read.
+    On a GPU from torch's caching allocator; on Linux from VmHWM, which is reset through /proc/self/clear_refs.
     """
 
     def __init__(self, device: str):
         self.device = device
         self.bytes: int | None = None
+        self.before: int | None = None
 
     def __enter__(self) -> "PeakMemory":
         if self.device.startswith("cuda"):
@@ -91,9 +93,11 @@ class PeakMemory:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        if self.before is None:
+            return
         if self.device.startswith("cuda"):
             self.bytes = torch.cuda.max_memory_allocated(self.device) - self.before
-        elif self.before is not None:
+        else:
             self.bytes = max(0, self._status("VmHWM") - self.before)
 
     def _reset_linux(self) -> int | None:

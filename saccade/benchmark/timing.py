@@ -1,20 +1,20 @@
-"""Time by turns: every case runs once a round, so that a busy moment of the machine hits all of them alike."""
+"""Interleaved timing: every case runs once per round, so that other load on the machine affects all cases alike."""
 
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from timm.models import create_model
+from timm.models import create_model, get_pretrained_cfg
 from torch import nn
 
 from saccade.benchmark.cost import count
 from saccade.benchmark.machine import Ceiling, PeakMemory, synchronize
-from saccade.inference.compile import compile_options
+from saccade.inference.compiling import compiling
 from saccade.inference.optimize import optimize
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -22,24 +22,24 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure."""
+    """A model and the conditions it is measured under."""
 
     model: str
     size: int = 224
     batch: int = 8
     mode: str = "inference"  # or "train": forward, backward, AdamW
     compiled: bool = False
-    dtype: str = "float32"  # below float32 by autocast
+    dtype: str = "float32"  # bfloat16 and float16 by autocast
     channels_last: bool = False
     device: str = "cpu"
-    optimized: bool = False  # the copy of saccade.optimize: folded, and cast instead of autocast; inference only
-    cuda_graph: bool = False  # launches recorded: of the optimised copy, of a training step, or by the compiler
+    optimized: bool = False  # copy from saccade.optimize: folded, and cast instead of autocast; inference only
+    cuda_graph: bool = False  # captured from the optimised copy or a training step, or by torch.compile
     options: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass
 class Measurement:
-    """What was found about a case; seconds are per step of a whole batch."""
+    """The result of a case; seconds are per step, i.e. per batch."""
 
     case: Case
     params: int
@@ -58,7 +58,7 @@ class Measurement:
 
     @property
     def spread(self) -> float:
-        """Half the distance between the quartiles, relative to the median."""
+        """Half the interquartile range, relative to the median."""
         if len(self.seconds) < 4:
             return (max(self.seconds) - min(self.seconds)) / 2 / self.median
         low, _, high = statistics.quantiles(self.seconds, n=4)
@@ -66,12 +66,12 @@ class Measurement:
 
     @property
     def tflops(self) -> float:
-        """Useful operations a second: two a multiply-add, three times as many in training."""
+        """Useful TFLOP/s: two operations per multiply-add, three times as many in training."""
         passes = 3 if self.case.mode == "train" else 1
         return 2 * self.madds * passes * self.case.batch / self.median / 1e12
 
     def to_dict(self) -> dict[str, Any]:
-        share = self.tflops / self.ceiling_tflops if self.ceiling_tflops else None
+        fraction = self.tflops / self.ceiling_tflops if self.ceiling_tflops else None
         return asdict(self.case) | {
             "params": self.params,
             "madds": self.madds,
@@ -81,7 +81,7 @@ class Measurement:
             "images_per_second": self.images_per_second,
             "peak_bytes": self.peak_bytes,
             "tflops": self.tflops,
-            "share_of_ceiling": share,
+            "fraction_of_ceiling": fraction,
         }
 
 
@@ -92,7 +92,7 @@ def measure(
     ceiling: Ceiling | None = None,
     progress: Callable[[str], None] = lambda message: None,
 ) -> list[Measurement]:
-    """Build every case, warm it up, then time all of them by turns, `rounds` times, at least `min_seconds` a turn."""
+    """Build and warm up every case, then time them interleaved for `rounds` rounds of at least `min_seconds` each."""
     steps, results = [], []
     for case in cases:
         progress(f"building {case.model} at {case.size} px")
@@ -102,7 +102,7 @@ def measure(
         with PeakMemory(case.device) as peak:
             step()
             synchronize(case.device)
-        if case.cuda_graph:  # its memory was taken when it was recorded
+        if case.cuda_graph:  # its memory was allocated at capture
             peak.bytes = None
         cost = count(case.model, case.size, **case.options)
         steps.append(step)
@@ -119,7 +119,7 @@ def measure(
 def interleave(
     steps: Sequence[Callable[[], Any]], devices: Sequence[str], rounds: int, min_seconds: float = 0.2
 ) -> Iterator[list[float]]:
-    """Seconds of one call of each step, a list a round; a short step is repeated to fill its turn."""
+    """Yield the seconds per call of each step, one list per round; short steps are repeated for `min_seconds`."""
     once = [timed(step, device, 1) for step, device in zip(steps, devices, strict=True)]
     repeats = [max(1, round(min_seconds / max(seconds, 1e-6))) for seconds in once]
     for _ in range(rounds):
@@ -136,15 +136,15 @@ def timed(step: Callable[[], Any], device: str, repeats: int) -> float:
 
 
 def prepare(case: Case) -> tuple[Callable[[], Any], int]:
-    """The case as a function to call, and the bytes its parameters take."""
+    """Return the step of a case as a function, and the bytes of its parameters."""
     torch.manual_seed(0)
     model = create_model(case.model, **case.options).to(case.device)
     layout = torch.channels_last if case.channels_last else torch.contiguous_format
     model = model.to(memory_format=layout)
-    shape = model.pretrained_cfg["input_size"][:-2]
+    shape = input_shape(case)
     if case.optimized and case.mode == "train":
-        raise ValueError("an optimised copy cannot be trained: measure it with mode inference.")
-    if is_copy(case):
+        raise ValueError("optimised copies are inference-only, got mode train. Use mode inference.")
+    if uses_optimized_copy(case):
         model = optimize(model, DTYPES[case.dtype], cuda_graph=case.cuda_graph and not case.compiled)
     images = torch.randn(case.batch, *shape, case.size, case.size, device=case.device)
     if images.ndim == 4:
@@ -154,28 +154,34 @@ def prepare(case: Case) -> tuple[Callable[[], Any], int]:
     return step(model, images, case), size
 
 
-def is_copy(case: Case) -> bool:
-    """Whether the copy of `saccade.optimize` is measured: asked for, or needed to record without a compiler."""
+def input_shape(case: Case) -> tuple[int, ...]:
+    """Return the axes between batch and height: channels, and the frames of a video model."""
+    config = get_pretrained_cfg(case.model)
+    return tuple(config.input_size[:-2]) if config else (3,)
+
+
+def uses_optimized_copy(case: Case) -> bool:
+    """Whether `saccade.optimize` is applied: on request, or to capture a CUDA graph without torch.compile."""
     return case.optimized or (case.cuda_graph and not case.compiled and case.mode == "inference")
 
 
-def autocast(case: Case):
-    if case.dtype == "float32" or is_copy(case):
+def autocast(case: Case) -> AbstractContextManager[Any]:
+    if case.dtype == "float32" or uses_optimized_copy(case):
         return nullcontext()
-    # A recording must hold the casts of the weights too: none may come from the cache.
+    # A CUDA graph must contain the weight casts: without it, the autocast cache would skip them at capture.
     return torch.autocast(case.device.partition(":")[0], DTYPES[case.dtype], cache_enabled=not case.cuda_graph)
 
 
-def compiled(model: nn.Module, case: Case) -> nn.Module:
-    """The model as the case runs it: as it is, compiled, or compiled with its launches recorded."""
+def compile_for(model: nn.Module, case: Case) -> Callable[..., Any]:
+    """Return the model, or the compiled model (with CUDA graphs if `case.cuda_graph`)."""
     if not case.compiled:
         return model
-    return torch.compile(model, fullgraph=True, **compile_options("reduce-overhead" if case.cuda_graph else None))  # type: ignore
+    return torch.compile(model, fullgraph=True, **compiling("reduce-overhead" if case.cuda_graph else None))
 
 
 def inference_step(model: nn.Module, images: torch.Tensor, case: Case) -> Callable[[], Any]:
     model.eval()
-    forward = compiled(model, case)
+    forward = compile_for(model, case)
 
     def step() -> torch.Tensor:
         with torch.inference_mode(), autocast(case):
@@ -186,18 +192,19 @@ def inference_step(model: nn.Module, images: torch.Tensor, case: Case) -> Callab
 
 def train_step(model: nn.Module, images: torch.Tensor, case: Case) -> Callable[[], Any]:
     model.train()
-    forward = compiled(model, case)
+    num_classes = int(getattr(model, "num_classes"))  # noqa: B009  (nn.Module types every attribute as a Module)
+    forward = compile_for(model, case)
     if case.cuda_graph and not case.compiled:
         with autocast(case):
-            forward = torch.cuda.make_graphed_callables(model, (images,))
+            forward = cast("Callable[..., Any]", torch.cuda.make_graphed_callables(model, (images,)))  # a union
     fused = case.device.startswith("cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
-    labels = torch.randint(model.num_classes, (case.batch,), device=case.device)
+    labels = torch.randint(num_classes, (case.batch,), device=case.device)
 
     def step() -> None:
         with autocast(case):
             loss = F.cross_entropy(forward(images), labels)
-        with torch.autograd.set_multithreading_enabled(False):  # as `saccade train` goes back
+        with torch.autograd.set_multithreading_enabled(False):  # as in `saccade train`
             loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

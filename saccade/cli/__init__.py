@@ -1,7 +1,7 @@
-"""The command line: one command, one file, each parse -> call -> print.
+"""The command line: one file per command.
 
-A command file offers `HELP` (one line), `EXAMPLE` (a command that works), `add_arguments(parser)` and
-`run(args) -> int`. It imports what it needs inside `run`, so that `saccade --help` stays quick.
+A command file defines `HELP` (one line), `EXAMPLE` (a command that works), `add_arguments(parser)` and
+`run(args) -> int`. It imports torch and the rest of the package inside `run`: `saccade --help` imports neither.
 """
 
 import argparse
@@ -10,29 +10,16 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-COMMANDS = (
-    "models",
-    "train",
-    "eval",
-    "predict",
-    "explain",
-    "bench",
-    "export",
-    "convert",
-    "reproduce",
-    "serve",
-    "demo",
-)
+COMMANDS = ("models", "train", "eval", "predict", "explain", "bench", "convert", "serve", "demo")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `saccade …`; gives the exit code: 0 done, 1 failed, 2 wrong usage."""
-    parser = make_parser()
-    args = parser.parse_args(argv)
+    """Run `saccade …` and return the exit code: 0 done, 1 failed, 2 wrong usage."""
+    args = make_parser().parse_args(argv)
     try:
+        import_module("saccade.models")  # registers the models with timm
         return args.entry(args)
     except KeyboardInterrupt:
         print(f"saccade {args.command}: stopped", file=sys.stderr)
@@ -47,21 +34,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="saccade", description="Vision models that look at a few tokens.", epilog="saccade COMMAND --help"
+        prog="saccade",
+        description="Token-based vision models: training, evaluation, prediction, explanation.",
+        epilog="saccade COMMAND --help prints the options of a command and an example.",
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    here = Path(__file__).parent
     for name in COMMANDS:
-        if not (here / f"{name}.py").exists():
-            continue
         module = import_module(f"saccade.cli.{name}")
-        example = getattr(module, "EXAMPLE", "")
         sub = commands.add_parser(
             name,
             help=module.HELP,
             description=module.HELP,
-            epilog=f"example: {example}" if example else None,
+            epilog=f"example: {module.EXAMPLE}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(sub)
@@ -71,20 +56,30 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
-    """What every command understands, unless it defines the flag itself."""
-    taken = parser._option_string_actions
-    if "--out" not in taken:
-        parser.add_argument("--out", metavar="DIR", help="folder for what the command writes")
-    if "--set" not in taken:
+    """Add the flags every command has, unless the command defines the flag itself."""
+    defined = parser._option_string_actions
+    if "--out" not in defined:
+        parser.add_argument("--out", metavar="DIR", help="output folder")
+    if "--set" not in defined:
         parser.add_argument(
-            "--set", metavar="KEY=VALUE", action="append", default=[], help="change a setting; may be repeated"
+            "--set", metavar="KEY=VALUE", action="append", default=[], help="override a setting; may be repeated"
         )
-    if "--device" not in taken:
-        parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, …; auto takes a GPU when there is one")
-    if "--seed" not in taken:
-        parser.add_argument("--seed", type=int, default=0, help="seed of every random number")
-    if "--json" not in taken:
-        parser.add_argument("--json", action="store_true", help="print JSON for machines, and nothing else")
+    if "--device" not in defined:
+        parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, …; auto: a GPU if there is one")
+    if "--seed" not in defined:
+        parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    if "--json" not in defined:
+        parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+
+
+def add_renamed_flag(parser: argparse.ArgumentParser, old: str, new: str) -> None:
+    """Make the former spelling of a flag an error that names the present one."""
+    parser.add_argument(old, action=_Renamed, nargs="*", const=new, help=argparse.SUPPRESS)
+
+
+class _Renamed(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error(f"{self.option_strings[0]} was renamed to {self.const}.")
 
 
 class _Version(argparse.Action):
@@ -96,30 +91,32 @@ class _Version(argparse.Action):
 
 
 def pick_device(name: str) -> str:
-    """ "auto" to a device that is there; a named one that is not is an error."""
+    """Return a device name that torch accepts; "auto" is a GPU if there is one, else the CPU."""
     import torch
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {name}: this machine has no CUDA GPU that torch can use. Use --device cpu.")
+        raise ValueError(
+            f"expected an available device, got --device {name}: torch finds no CUDA GPU. Use --device cpu."
+        )
     return str(torch.device(name))
 
 
 def settings(pairs: Sequence[str]) -> dict[str, Any]:
-    """--set a=1 --set b='(2, 3)' as keyword arguments; values are Python literals, or else text."""
+    """Return --set a=1 --set b='(2, 3)' as keyword arguments; values are Python literals or, failing that, strings."""
     from ast import literal_eval
 
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise ValueError(f"--set {pair!r}: expected KEY=VALUE")
+            raise ValueError(f"expected --set KEY=VALUE, got --set {pair}.")
         try:
-            found[key] = literal_eval(value)
+            options[key] = literal_eval(value)
         except (ValueError, SyntaxError):
-            found[key] = value
-    return found
+            options[key] = value
+    return options
 
 
 def print_json(document: Any) -> None:

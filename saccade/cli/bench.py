@@ -1,42 +1,54 @@
-"""`saccade bench`: models side by side in one run."""
+"""`saccade bench`: measure several models in one interleaved run."""
 
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-HELP = "measure speed, memory and cost of models side by side; saccade's and timm's"
+HELP = "measure speed, memory and cost of saccade's and timm's models in one interleaved run"
 EXAMPLE = "saccade bench svit_small swin_tiny_patch4_window7_224 --batch 8 --mode inference train"
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 RUNS, FORMATS = ("eager", "compiled", "cuda_graph", "compiled_graph"), ("contiguous", "channels_last")
-CIRCUMSTANCES = ("size", "batch", "mode", "compiled", "dtype", "channels_last", "optimized", "cuda_graph")
+CONDITIONS = ("size", "batch", "mode", "compiled", "dtype", "channels_last", "optimized", "cuda_graph")
 SCALING_SIZES = (224, 320, 448, 640, 896, 1024)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="names of saccade's or timm's models")
-    parser.add_argument("--sizes", type=int, nargs="+", metavar="PX", help="sides of the image (default 224)")
-    parser.add_argument("--batch", type=int, nargs="+", default=[8], metavar="N", help="images in a batch")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="name of a saccade or timm model")
+    parser.add_argument("--sizes", type=int, nargs="+", metavar="PX", help="image sizes (default: 224)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[8], metavar="N", help="batch sizes (default: 8)")
     parser.add_argument("--mode", nargs="+", choices=("inference", "train"), default=["inference"])
     parser.add_argument(
-        "--run", nargs="+", choices=RUNS, default=["eager"], help="*_graph: launches recorded, replayed"
+        "--run", nargs="+", choices=RUNS, default=["eager"], help="*_graph: capture a CUDA graph and replay it"
     )
     parser.add_argument("--dtype", nargs="+", choices=("float32", "bfloat16", "float16"), default=["float32"])
     parser.add_argument(
-        "--memory-format", nargs="+", choices=FORMATS, default=["contiguous"], help="of images and weights"
+        "--memory-format",
+        nargs="+",
+        choices=FORMATS,
+        default=["contiguous"],
+        help="memory format of images and weights",
     )
-    parser.add_argument("--channels-last", action="store_true", help="the same as --memory-format channels_last")
+    parser.add_argument("--channels-last", action="store_true", help="short for --memory-format channels_last")
     parser.add_argument(
-        "--optimize", nargs="?", const="only", choices=("only", "both"), help="measure inference copies, or both kinds"
+        "--optimize",
+        nargs="?",
+        const="only",
+        choices=("only", "both"),
+        help="measure copies from saccade.optimize; both: original and optimized",
     )
-    parser.add_argument("--baseline", metavar="MODEL", help="the model that is 1.0 (default: the first)")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of every case")
-    parser.add_argument("--seconds", type=float, default=0.2, help="least length of a turn")
+    parser.add_argument("--baseline", metavar="MODEL", help="model that ratios refer to (default: the first)")
+    parser.add_argument("--rounds", type=int, default=7, help="measurements per case (default: 7)")
+    parser.add_argument("--seconds", type=float, default=0.2, help="minimum seconds per measurement (default: 0.2)")
     parser.add_argument("--threads", type=int, help="CPU threads")
-    parser.add_argument("--name", help="of the files in --out (default: date, machine and mode)")
-    parser.add_argument("--scaling", action="store_true", help=f"cost against pixels: sizes {SCALING_SIZES}")
+    parser.add_argument("--name", help="name of the files in --out (default: date, machine and mode)")
+    parser.add_argument(
+        "--scaling", action="store_true", help=f"measure cost against image size, at {SCALING_SIZES} px"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,14 +65,14 @@ def run(args: argparse.Namespace) -> int:
     cases = make_cases(args, device)
     ceilings = {dtype: measure_ceiling(device, DTYPES[dtype]) for dtype in args.dtype}
     rows: list[dict[str, Any]] = []
-    with progress_line(not args.json) as tell:
+    with progress_line(not args.json) as report:
         for dtype in args.dtype:
-            own = [case for case in cases if case.dtype == dtype]
-            rows += [m.to_dict() for m in measure(own, args.rounds, args.seconds, ceilings[dtype], tell)]
-            # What the machine reaches on its best day: a busy moment before the run must not lower it.
+            selected = [case for case in cases if case.dtype == dtype]
+            rows += [m.to_dict() for m in measure(selected, args.rounds, args.seconds, ceilings[dtype], report)]
+            # Other load before the run must not lower the ceiling: take the better of two measurements.
             ceilings[dtype] = max(ceilings[dtype], measure_ceiling(device, DTYPES[dtype]))
     for row in rows:
-        row["share_of_ceiling"] = row["tflops"] / ceilings[row["dtype"]].tflops
+        row["fraction_of_ceiling"] = row["tflops"] / ceilings[row["dtype"]].tflops
     add_ratios(rows, args.baseline or args.models[0])
     document = {
         "command": " ".join(["saccade", *sys.argv[1:]]),
@@ -68,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         "ceilings": {dtype: ceiling._asdict() for dtype, ceiling in ceilings.items()},
         "rows": rows,
     }
-    files = write(document, args) if args.out else []
+    files = write_results(document, args) if args.out else []
     if args.json:
         print_json(document)
         return 0
@@ -82,9 +94,9 @@ def check_numbers(args: argparse.Namespace) -> None:
     threads = [] if args.threads is None else [args.threads]
     for option, values in dict(sizes=args.sizes or [], batch=args.batch, rounds=[args.rounds], threads=threads).items():
         if values and min(values) < 1:
-            raise ValueError(f"--{option} {min(values)} cannot be measured: expected 1 or more.")
+            raise ValueError(f"expected --{option} of at least 1, got {min(values)}.")
     if not 0 <= args.seconds < float("inf"):
-        raise ValueError(f"--seconds {args.seconds}: expected a number of seconds, 0 for one step a turn.")
+        raise ValueError(f"expected --seconds of at least 0, got {args.seconds}. 0 measures single steps.")
 
 
 def make_cases(args: argparse.Namespace, device: str) -> list[Any]:
@@ -98,18 +110,18 @@ def make_cases(args: argparse.Namespace, device: str) -> list[Any]:
 
     for name in [*args.models, *([args.baseline] if args.baseline else [])]:
         if not timm.is_model(name):
-            raise ValueError(f"unknown model {name!r}; `saccade models` and timm.list_models() have the names.")
+            raise ValueError(f"unknown model {name!r}. `saccade models` and timm.list_models() list the names.")
     if args.baseline and args.baseline not in args.models:
         args.models = [*args.models, args.baseline]
-    options, ours = settings(args.set), set(list_models())
+    options, own_models = settings(args.set), set(list_models())
     sizes = args.sizes or (SCALING_SIZES if args.scaling else (224,))
     formats = ["channels_last"] if args.channels_last else args.memory_format
     copies = {None: [False], "only": [True], "both": [False, True]}[args.optimize]
-    graphs = [how for how in args.run if how.endswith("_graph")]
+    graphs = [run for run in args.run if run.endswith("_graph")]
     if graphs and not device.startswith("cuda"):
-        raise ValueError(f"CUDA graphs need a CUDA device, this is {device}: leave {graphs[0]} out of --run.")
+        raise ValueError(f"--run {graphs[0]} needs a CUDA device, got {device}. Remove it from --run.")
     if "train" in args.mode and args.optimize == "only":
-        raise ValueError("an inference copy cannot be trained: leave train out of --mode.")
+        raise ValueError("--optimize copies are inference-only. Remove train from --mode, or use --optimize both.")
     axes = product(args.dtype, args.mode, args.run, formats, copies, args.batch, sizes, args.models)
     return [
         Case(
@@ -117,21 +129,21 @@ def make_cases(args: argparse.Namespace, device: str) -> list[Any]:
             size,
             batch,
             mode,
-            how.startswith("compiled"),
+            run.startswith("compiled"),
             dtype,
             layout == "channels_last",
             device,
             copy,
-            how.endswith("_graph"),
-            (options if name in ours else {}) | needs_size(name, size),
+            run.endswith("_graph"),
+            (options if name in own_models else {}) | size_options(name, size),
         )
-        for dtype, mode, how, layout, copy, batch, size, name in axes
+        for dtype, mode, run, layout, copy, batch, size, name in axes
         if mode == "inference" or not copy
     ]
 
 
-def needs_size(name: str, size: int) -> dict[str, Any]:
-    """timm's fixed-size models must be told the size when they are built."""
+def size_options(name: str, size: int) -> dict[str, Any]:
+    """Return the `img_size` keyword for timm models with a fixed input size, else nothing."""
     import timm
 
     config = timm.models.get_pretrained_cfg(name)
@@ -140,16 +152,15 @@ def needs_size(name: str, size: int) -> dict[str, Any]:
 
 
 def add_ratios(rows: list[dict[str, Any]], baseline: str) -> None:
-    """Images a second relative to the baseline under the same circumstances."""
-
-    same = itemgetter(*CIRCUMSTANCES)
-    speeds = {same(row): row["images_per_second"] for row in rows if row["model"] == baseline}
+    """Add images per second relative to the baseline model under the same conditions."""
+    conditions = itemgetter(*CONDITIONS)
+    speeds = {conditions(row): row["images_per_second"] for row in rows if row["model"] == baseline}
     for row in rows:
         row["baseline"] = baseline
-        row["ratio"] = row["images_per_second"] / speeds[same(row)]
+        row["ratio"] = row["images_per_second"] / speeds[conditions(row)]
 
 
-def write(document: dict[str, Any], args: argparse.Namespace) -> list[Path]:
+def write_results(document: dict[str, Any], args: argparse.Namespace) -> list[Path]:
     from saccade.benchmark.plot import plot_accuracy, plot_scaling
     from saccade.models.paper import COMPARED, REPORTED
 
@@ -168,9 +179,9 @@ def write(document: dict[str, Any], args: argparse.Namespace) -> list[Path]:
     else:
         accuracy = {name: paper.top1 for name, paper in REPORTED.items() if paper.top1} | COMPARED
         first = document["rows"][0]
-        same = [row for row in document["rows"] if all(row[key] == first[key] for key in CIRCUMSTANCES)]
-        picture = plot_accuracy(same, accuracy, title, folder / f"{stem}.png")
-        files += [picture] if picture else []
+        same = [row for row in document["rows"] if all(row[key] == first[key] for key in CONDITIONS)]
+        plot = plot_accuracy(same, accuracy, title, folder / f"{stem}.png")
+        files += [plot] if plot else []
     return files
 
 
@@ -184,48 +195,39 @@ def print_table(document: dict[str, Any]) -> None:
     caption = f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ceiling {ceilings}"
     table = Table(box=box.SIMPLE_HEAD, caption=caption, padding=(0, 1, 0, 0))
     table.add_column("model", no_wrap=True)
-    for column in ("px", "n", "how", "images/s", "±%", "ratio", "G", "TFLOP/s", "top%", "MiB"):
+    for column in ("px", "n", "run", "images/s", "±%", "ratio", "G", "TFLOP/s", "top%", "MiB"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in document["rows"]:
-        how = circumstances(row)
         table.add_row(
             row["model"],
             str(row["size"]),
             str(row["batch"]),
-            how,
+            describe_run(row),
             f"{row['images_per_second']:.1f}",
             f"{100 * row['spread']:.0f}",
             f"{row['ratio']:.2f}",
             f"{row['madds'] / 1e9:.2f}",
             f"{row['tflops']:.2f}",
-            f"{100 * row['share_of_ceiling']:.0f}",
+            f"{100 * row['fraction_of_ceiling']:.0f}",
             "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f}",
         )
     Console(width=max(112, Console().width)).print(table)
 
 
-def circumstances(row: dict[str, Any]) -> str:
-    """How a row was measured, in few letters: "infer eager bf16 nhwc opt"."""
+def describe_run(row: dict[str, Any]) -> str:
+    """Return how a row was measured, abbreviated: "infer eager bf16 nhwc opt"."""
     runs = ["comp"] * row["compiled"] + ["graph"] * row["cuda_graph"]
     words = [row["mode"][:5], "+".join(runs) or "eager", SHORT[row["dtype"]]]
     return " ".join(words + ["nhwc"] * row["channels_last"] + ["opt"] * row["optimized"])
 
 
-class progress_line:
-    """A spinner that says what is under way, on a terminal; silence for machines."""
+@contextmanager
+def progress_line(visible: bool) -> Iterator[Callable[[str], None]]:
+    """Show a spinner on stderr and yield the function that sets its text; without `visible`, print nothing."""
+    if not visible:
+        yield lambda message: None
+        return
+    from rich.console import Console
 
-    def __init__(self, shown: bool):
-        self.shown = shown
-
-    def __enter__(self):
-        if not self.shown:
-            return lambda message: None
-        from rich.console import Console
-
-        self.status = Console(stderr=True).status("starting")
-        self.status.start()
-        return self.status.update
-
-    def __exit__(self, *_: Any) -> None:
-        if self.shown:
-            self.status.stop()
+    with Console(stderr=True).status("starting") as status:
+        yield status.update

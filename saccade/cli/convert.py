@@ -1,4 +1,4 @@
-"""`saccade convert IN OUT`: an authors' file to ours."""
+"""`saccade convert IN OUT`: convert an authors' checkpoint."""
 
 import argparse
 from typing import Any
@@ -10,7 +10,7 @@ EXAMPLE = "saccade convert stvit-small.pth svit_small.safetensors"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="IN", help="the authors' .pth file, or a saccade file")
     parser.add_argument("target", metavar="OUT", help="the .safetensors file to write")
-    parser.add_argument("--model", help="model name; told from the tensors when left out")
+    parser.add_argument("--model", help="model name (default: identified from the tensors)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,15 +22,15 @@ def run(args: argparse.Namespace) -> int:
     from saccade.models.official import heads
 
     if Path(args.target).suffix != ".safetensors":
-        raise ValueError(f"OUT must end in .safetensors, got {args.target}")
+        raise ValueError(f"expected OUT to end in .safetensors, got {args.target}.")
     state_dict = read_state_dict(args.source)
     if heads.matches(state_dict):
         return convert_segmenter(args, state_dict)
-    options = settings(args.set)
+    options: dict[str, Any] = settings(args.set)
     name, classes = (args.model, None) if args.model else identify(state_dict)
     if classes is not None:
-        options = {"num_classes": classes} | options
-    model = create_model(name, **options)
+        options.setdefault("num_classes", classes)
+    model = create_model(name, pretrained=False, **options)
     report = load_checkpoint(model, state_dict)
     save_checkpoint(model, args.target, {"saccade.converted_from": Path(args.source).name})
     if args.json:
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def convert_segmenter(args: argparse.Namespace, state_dict: dict[str, Any]) -> int:
-    """A backbone with its head, as mmsegmentation saves them."""
+    """Convert a backbone with its head, as mmsegmentation saves them."""
     from pathlib import Path
 
     from saccade import create_segmenter, load_checkpoint
@@ -51,7 +51,7 @@ def convert_segmenter(args: argparse.Namespace, state_dict: dict[str, Any]) -> i
 
     card = identify_segmenter(state_dict)
     if args.model and args.model != card.name:
-        raise ValueError(f"this file holds {card.name} with the {card.head} head, not {args.model}.")
+        raise ValueError(f"expected --model {card.name} for this file (head {card.head}), got {args.model}.")
     model = create_segmenter(card.name, card.head, card.num_classes, backbone_kwargs=card.kwargs)
     report = load_checkpoint(model, state_dict)
     card = card._replace(preprocess=preprocess_of(model.backbone_model))

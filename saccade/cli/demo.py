@@ -1,4 +1,4 @@
-"""`saccade demo`: all four families on the bundled photographs, a minute of training, one page."""
+"""`saccade demo`: all four families on the bundled photographs and a minute of training, as one HTML page."""
 
 import argparse
 import time
@@ -6,18 +6,18 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HELP = "look at the bundled photographs with all four families, train one for a minute, write one page"
+HELP = "run all four families on the bundled photographs, train one for a minute, write one HTML page"
 EXAMPLE = "saccade demo --out demo"
-SHOWN = ("cat", "coffee")  # explained in full, and named in the table
-SIDE = 400  # pixels across a picture of the overview
+EXPLAINED = ("cat", "coffee")  # photographs with a full report and a column in the table
+PANEL_WIDTH = 400  # pixels, in the overview
 
 
 class Family(NamedTuple):
-    """One family: the model with embedded weights, and the one that shows how it groups where there are none."""
+    """A family: its nano model, the larger one shown when no weights are embedded, and its most telling figure."""
 
     small: str
     large: str
-    figure: str  # that shows its idea best
+    figure: str
 
     @property
     def model(self) -> str:
@@ -32,28 +32,29 @@ FAMILIES = (
     Family("sparseformer_nano", "sparseformer_tiny", "looking"),
     Family("vt_nano", "vt_resnet18", "mosaic"),
 )
-LEARNER = "svit_nano"
+TRAINED_MODEL = "svit_nano"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--train-minutes", type=float, default=1.0, help="length of the training part; 0 leaves it out")
+    parser.add_argument(
+        "--train-minutes", type=float, default=1.0, help="length of the training run; 0 skips it (default: 1)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     from saccade.cli import pick_device, print_json
 
     out, device = Path(args.out or "demo"), pick_device(args.device)
-    tell = (lambda line: None) if args.json else (lambda line: print(line, flush=True))
-    seen, steps = [], len(FAMILIES) + bool(args.train_minutes)
+    results, steps = [], len(FAMILIES) + bool(args.train_minutes)
     for number, family in enumerate(FAMILIES, 1):
-        tell(f"[{number}/{steps}] {family.model} looks at the photographs")
-        seen.append(look(family, out, device, args.seed))
+        report(f"[{number}/{steps}] {family.model} on the bundled photographs", args.json)
+        results.append(run_family(family, out, device, args.seed))
     trained = None
     if args.train_minutes:
-        tell(f"[{steps}/{steps}] {LEARNER} learns rendered scenes for {args.train_minutes:g} min")
+        report(f"[{steps}/{steps}] training {TRAINED_MODEL} on rendered scenes, {args.train_minutes:g} min", args.json)
         trained = train(args.train_minutes, out, device, args.seed, not args.json)
-    page = write_page(seen, trained, out)
-    rows = [one["row"] for one in seen]
+    page = write_page(results, trained, out)
+    rows = [result["row"] for result in results]
     if args.json:
         print_json({"models": rows, "training": trained, "page": str(page)})
         return 0
@@ -62,8 +63,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def look(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
-    """One family on all photographs: a row of the table, a column of the overview, its part of the page."""
+def report(line: str, quiet: bool) -> None:
+    if not quiet:
+        print(line, flush=True)
+
+
+def run_family(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
+    """Run one family on all photographs: its table row, its overview column and its section of the page."""
     from PIL import Image
 
     from saccade.data.synthetic.photos import photo_paths
@@ -73,33 +79,37 @@ def look(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
     from saccade.explain.overview import Column
     from saccade.explain.report import draw
     from saccade.explain.subject import load_subject
-    from saccade.web.look import look_at, mosaic_picture
+    from saccade.web.inspection import Stage, inspect_image, mosaic_image
 
     start, photos = time.perf_counter(), photo_paths()
     subject = load_subject(family.model, device=device, seed=seed)
-    originals, panels, said, times = [], [], {}, []
+    originals, panels, predictions, times = [], [], {}, []
+    stages: list[Stage] = []
     for name, path in photos.items():
-        with Image.open(path) as picture:
-            found = look_at(subject, picture, name)
-        answers = [{"class": label, "probability": round(chance, 4)} for label, chance in found.answers]
-        said[name] = answers if subject.trained else []
-        times.append(found.seconds)
-        text = [f"{label} {chance:.0%}" for label, chance in found.answers[:3]] if subject.trained else []
-        originals.append(Panel(small(found.picture, SIDE), name))
-        panels.append(Panel(small(mosaic_picture(found, 99), SIDE), *(text[:1] or [""]), "\n".join(text[1:])))
-    stages = found.stages
+        with Image.open(path) as image:
+            inspection = inspect_image(subject, image, name)
+        stages = inspection.stages
+        top = inspection.predictions if subject.trained else []
+        predictions[name] = [{"class": label, "probability": round(value, 4)} for label, value in top]
+        times.append(inspection.seconds)
+        text = [f"{label} {value:.0%}" for label, value in top[:3]]
+        originals.append(Panel(small(inspection.image, PANEL_WIDTH), name))
+        mosaic = small(mosaic_image(inspection, len(stages)), PANEL_WIDTH)
+        panels.append(Panel(mosaic, text[0] if text else "", "\n".join(text[1:])))
     pixels = prod(stages[0].step.trace.size)
     explained = explain(
-        [photos[photo] for photo in SHOWN], family.model, importance=("gradient",), device=device, seed=seed
+        [photos[photo] for photo in EXPLAINED], family.model, importance=("gradient",), device=device, seed=seed
     )
     page = explained.save(out / family.model)
-    figures = "".join(draw(lighter(image.figures[family.figure])) for image in explained.images)
+    figures = "".join(draw(shrink(image.figures[family.figure])) for image in explained.images)
     row = {
         "model": family.model,
         "trained": subject.trained,
         "params": explained.parameters,
-        "predictions": said,
-        "milliseconds": round(1000 * sorted(times)[len(times) // 2], 1),  # the median photograph, one forward pass
+        "predictions": predictions,
+        "milliseconds": round(
+            1000 * sorted(times)[len(times) // 2], 1
+        ),  # median over the photographs, one forward pass
         "tokens": stages[0].step.count,
         "pixels": pixels,
         "seconds": round(time.perf_counter() - start, 1),
@@ -107,37 +117,37 @@ def look(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
     }
     note = f"{stages[0].step.count} tokens for {pixels:,} pixels"
     section = (
-        f'<section class="picture"><h2>{family.model}</h2><p><a href="{row["page"]}">the whole report</a></p>'
+        f'<section class="picture"><h2>{family.model}</h2><p><a href="{row["page"]}">full report</a></p>'
         f"{figures}</section>"
     )
     return {"row": row, "originals": originals, "column": Column(family.model, note, panels), "section": section}
 
 
-def lighter(figure: Any) -> Any:
-    """A figure in the size it has on the page: one that is shared should not weigh ten megabytes."""
+def shrink(figure: Any) -> Any:
+    """Resize the panels of a figure to their size on the page, to limit the file size."""
     from saccade.explain.gallery import small
 
-    across = max(240, 1240 // min(figure.columns, len(figure.panels)))
-    return figure._replace(panels=[panel._replace(picture=small(panel.picture, across)) for panel in figure.panels])
+    width = max(240, 1240 // min(figure.columns, len(figure.panels)))
+    return figure._replace(panels=[panel._replace(picture=small(panel.picture, width)) for panel in figure.panels])
 
 
 def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> dict[str, Any] | None:
-    """A minute on the embedded scenes: from the embedded weights where there are some, else from nothing."""
+    """Train on the built-in scenes, from embedded weights if there are any; return accuracy and report."""
     import shutil
 
     from saccade import weights
     from saccade.engine.recipe import load_recipe
     from saccade.engine.train import train as run_training
 
-    folder, pretrained = out / "training", weights.find(LEARNER) is not None
-    mark = folder / ".demo"
-    if mark.exists():  # an earlier demo's run, and nobody else's
+    folder, pretrained = out / "training", weights.find(TRAINED_MODEL) is not None
+    marker = folder / ".demo"
+    if marker.exists():  # only delete a run that an earlier demo wrote
         shutil.rmtree(folder)
     if not folder.exists():
         folder.mkdir(parents=True)
-        mark.touch()
+        marker.touch()
     changes = [
-        f"model={{name: {LEARNER}, pretrained: {str(pretrained).lower()}}}",
+        f"model={{name: {TRAINED_MODEL}, pretrained: {str(pretrained).lower()}}}",
         "data.path=scenes",
         "batch_size=32",
         f"trainer.max_minutes={minutes}",
@@ -150,71 +160,69 @@ def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> 
     return {"top1": best, "chance": chance, "pretrained": pretrained, "page": "training/report.html"}
 
 
-def write_page(seen: list[dict[str, Any]], trained: dict[str, Any] | None, out: Path) -> Path:
-    """index.html: the overview, the numbers, what was learned, and each family's own figure."""
+def write_page(results: list[dict[str, Any]], trained: dict[str, Any] | None, out: Path) -> Path:
+    """Write index.html: overview, table, training result and one section per family."""
     from saccade.explain.figure import write
     from saccade.explain.overview import STYLE, overview
     from saccade.explain.report import document, table
 
-    rows = [one["row"] for one in seen]
-    heads = ["model", "M parameters", *SHOWN, "ms a photograph", "tokens", "for pixels"]
+    rows = [result["row"] for result in results]
+    heads = ["model", "M parameters", *EXPLAINED, "ms per image", "tokens", "pixels"]
     cells = [
         [
             f'<a href="{row["page"]}">{row["model"]}</a>',
             f"{row['params'] / 1e6:.1f}",
-            *(first_answer(row, photo) for photo in SHOWN),
+            *(top_prediction(row, photo) for photo in EXPLAINED),
             f"{row['milliseconds']:.0f}",
             f"{row['tokens']}",
             f"{row['pixels']:,}",
         ]
         for row in rows
     ]
-    learned = ""
+    training = ""
     if trained:
-        begun = "from its embedded weights" if trained["pretrained"] else "from nothing"
-        learned = (
-            f"<h2>And they learn</h2><p>A short training {begun} on rendered scenes took <code>{LEARNER}</code> to "
+        start = "from its embedded weights" if trained["pretrained"] else "from scratch"
+        training = (
+            f"<h2>Training</h2><p>A short run {start} on rendered scenes: <code>{TRAINED_MODEL}</code> reaches "
             f"{trained['top1']:.0f} % top-1; chance is {trained['chance']:.0f} %. "
-            f'<a href="{trained["page"]}">Its report</a>.</p>'
+            f'<a href="{trained["page"]}">Training report</a>.</p>'
         )
     body = (
         f"<style>{STYLE}</style><main>"
         '<h1 class="large">A few tokens instead of every pixel</h1>'
-        '<p class="lead">Four families of vision models look at the same photographs. Each groups the pixels into a '
-        "few tokens and thinks in those. Every pixel here has the colour of the token that leads there.</p>"
-        + honesty(rows)
-        + overview(seen[0]["originals"], [one["column"] for one in seen])
-        + "<h2>In numbers</h2>"
+        '<p class="lead">Four families of vision models on the same photographs. Each groups pixels into a few tokens '
+        "and relates the tokens. Every pixel has the colour of its strongest token.</p>"
+        + weights_notice(rows)
+        + overview(results[0]["originals"], [result["column"] for result in results])
+        + "<h2>Measurements</h2>"
         + table(heads, cells, (1, 4, 5, 6))
-        + learned
-        + "".join(one["section"] for one in seen)
+        + training
+        + "".join(result["section"] for result in results)
         + "</main>"
     )
     return write(out / "index.html", document("saccade: a few tokens instead of every pixel", body))
 
 
-def honesty(rows: list[dict[str, Any]]) -> str:
-    """What these models can and cannot know."""
-    fresh = [row["model"] for row in rows if not row["trained"]]
-    if len(fresh) == len(rows):
+def weights_notice(rows: list[dict[str, Any]]) -> str:
+    """Return a paragraph on which models are trained and which are randomly initialised."""
+    untrained = [row["model"] for row in rows if not row["trained"]]
+    if len(untrained) == len(rows):
         return (
-            '<p class="warn">The models have fresh weights: the pictures show how they group, not what they know, and '
-            "their answers are left out.</p>"
+            '<p class="warn">All models are randomly initialised: the figures show how they group pixels, not what '
+            "they have learned. Predictions are omitted.</p>"
         )
-    known = (
-        '<p class="soft">Small models, trained in minutes on small pictures: their answers are theirs, right or wrong.'
-    )
-    if fresh:
-        known += f" {', '.join(fresh)}: fresh weights, which show how they group; their answers are left out."
-    return known + "</p>"
+    text = '<p class="soft">Small models trained for minutes on small images; predictions are shown as they are.'
+    if untrained:
+        text += f" Randomly initialised, predictions omitted: {', '.join(untrained)}."
+    return text + "</p>"
 
 
-def first_answer(row: dict[str, Any], photo: str) -> str:
-    """What a model says first about a photograph."""
+def top_prediction(row: dict[str, Any], photo: str) -> str:
+    """Return the most probable class of a photograph, or "untrained"."""
     from html import escape
 
-    answers = row["predictions"].get(photo)
-    return f"{escape(answers[0]['class'])} {answers[0]['probability']:.0%}" if answers else "fresh weights"
+    predictions = row["predictions"].get(photo)
+    return f"{escape(predictions[0]['class'])} {predictions[0]['probability']:.0%}" if predictions else "untrained"
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
@@ -222,15 +230,13 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        box=box.SIMPLE_HEAD, caption="tokens that stand for the pixels of the first feature map; ms a forward"
-    )
+    table = Table(box=box.SIMPLE_HEAD, caption="tokens, pixels: first feature map; ms: one forward pass")
     table.add_column("model")
-    for photo in SHOWN:
+    for photo in EXPLAINED:
         table.add_column(photo)
     for column in ("ms", "tokens", "pixels"):
         table.add_column(column, justify="right")
     for row in rows:
-        said = [first_answer(row, photo) for photo in SHOWN]
-        table.add_row(row["model"], *said, *(f"{row[k]:,.0f}" for k in ("milliseconds", "tokens", "pixels")))
+        predictions = [top_prediction(row, photo) for photo in EXPLAINED]
+        table.add_row(row["model"], *predictions, *(f"{row[k]:,.0f}" for k in ("milliseconds", "tokens", "pixels")))
     Console().print(table)

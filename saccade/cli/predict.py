@@ -1,7 +1,6 @@
-"""`saccade predict`: what a checkpoint says about pictures, in the form of its task.
+"""`saccade predict`: run a checkpoint on images or videos.
 
-A task is one function here: (model, card, path, args, device) -> what to say about one picture, as a dict; it writes
-its own files into --out.
+Each task is one function (model, card, path, name, args, device) -> prediction as a dict; it writes its files to --out.
 """
 
 import argparse
@@ -12,9 +11,9 @@ from typing import Any
 
 from saccade.cli.task_options import SEGMENTATION, Options, add_inference_arguments, check_options
 
-HELP = "predict on pictures or videos: classes, a class for every pixel, or objects; drawn, and as JSON"
+HELP = "predict on images or videos: classes, segmentation maps or objects, drawn and as JSON"
 EXAMPLE = "saccade predict runs/masks photo.jpg folder/ --out predictions"
-LARGEST = 2_000_000  # pixels that are looked at as a whole, unless --window says otherwise
+MAX_PIXELS = 2_000_000  # larger images are segmented in windows unless --window is given
 OPTIONS: Options = SEGMENTATION | {
     "top": (("classification",), 5),
     "views": (("classification",), (1, 1)),
@@ -27,19 +26,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
-        help="a .safetensors or .pth file, a run's folder, or embedded weights by name",
+        help="a .safetensors or .pth file, a run folder, or the name of embedded weights",
     )
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="picture or video files, or folders of them")
-    parser.add_argument("--size", type=int, metavar="PX", help="side of the input (default: the checkpoint's)")
-    parser.add_argument("--top", type=int, default=5, metavar="N", help="classes to name")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image or video files, or folders of them")
+    parser.add_argument("--size", type=int, metavar="PX", help="input size (default: the checkpoint's)")
+    parser.add_argument("--top", type=int, default=5, metavar="N", help="number of classes to list (default: 5)")
     parser.add_argument(
-        "--views", type=int, nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="of a video (papers: 4 3)"
+        "--views", type=int, nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="views per video (papers: 4 3)"
     )
     parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
     segmentation = add_inference_arguments(parser)
-    segmentation.add_argument("--flip", action="store_true", help="average with the mirrored picture")
+    segmentation.add_argument("--flip", action="store_true", help="average with the horizontally flipped image")
     group = parser.add_argument_group("detection")
-    group.add_argument("--threshold", type=float, default=0.5, metavar="X", help="least score of a detection")
+    group.add_argument(
+        "--threshold", type=float, default=0.5, metavar="X", help="minimum score of a detection (default: 0.5)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,95 +57,99 @@ def run(args: argparse.Namespace) -> int:
     check_options(args, card.task, OPTIONS)
     predict = {"classification": classify, "segmentation": segment, "detection": detect}[card.task]
     model.to(device)
-    found, bad = [], []
-    for path, name in named(args.images, videos=card.preprocess.frames > 0):
+    predictions, unreadable = [], []
+    for path, name in named_files(args.images, videos=card.preprocess.frames > 0):
         try:
-            found.append({"image": str(path)} | predict(model, card, path, name, args, device))
+            predictions.append({"image": str(path)} | predict(model, card, path, name, args, device))
         except BadImage as error:
-            bad.append(str(error))
+            unreadable.append(str(error))
             print(f"saccade predict: skipped {error}", file=sys.stderr)
-    document = {"checkpoint": str(args.checkpoint), "task": card.task, "predictions": found, "unreadable": bad}
+    document = {
+        "checkpoint": str(args.checkpoint),
+        "task": card.task,
+        "predictions": predictions,
+        "unreadable": unreadable,
+    }
     if args.out:
         write_json(Path(args.out) / "predictions.json", document)
     if args.json:
         print_json(document)
     else:
-        show(found)
-    if not found:
-        raise ValueError(f"none of the {len(bad)} pictures could be read.")
+        print_predictions(predictions)
+    if not predictions:
+        raise ValueError(f"none of the {len(unreadable)} files could be read.")
     return 0
 
 
-def named(places: list[str], videos: bool = False) -> Iterator[tuple[Path, str]]:
-    """Every picture or video with a name for its files; two of the same name get numbers."""
+def named_files(paths: list[str], videos: bool = False) -> Iterator[tuple[Path, str]]:
+    """Yield every image or video with a unique stem for its output files."""
     from saccade.data import folder, video
 
-    known = video.SUFFIXES if videos else folder.SUFFIXES
-    taken: dict[str, int] = {}
-    for place in map(Path, places):
-        if not place.exists():
-            raise ValueError(f"no picture at {place}.")
-        inside = sorted(p for p in place.rglob("*") if p.suffix.lower() in known) if place.is_dir() else [place]
-        if not inside:
-            raise ValueError(f"{place} holds no {'videos' if videos else 'pictures'}.")
-        for path in inside:
-            count = taken[path.stem] = taken.get(path.stem, 0) + 1
-            yield path, path.stem if count == 1 else f"{path.stem}-{count}"
+    suffixes = video.SUFFIXES if videos else folder.SUFFIXES
+    counts: Counter[str] = Counter()
+    for path in map(Path, paths):
+        if not path.exists():
+            raise ValueError(f"no such file or folder: {path}.")
+        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes) if path.is_dir() else [path]
+        if not files:
+            raise ValueError(f"{path} contains no {'videos' if videos else 'images'}.")
+        for file in files:
+            counts[file.stem] += 1
+            yield file, file.stem if counts[file.stem] == 1 else f"{file.stem}-{counts[file.stem]}"
 
 
 def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
-    """The most probable classes of a picture, or of a video in several views."""
+    """Return the most probable classes of an image, or of a video averaged over views."""
     import torch
 
     from saccade.data.augment import normalise
     from saccade.data.image import read_image
     from saccade.data.video import VideoFile
-    from saccade.engine.loaders import make_eval_transform
+    from saccade.engine.feed import straight_transform
     from saccade.tasks.video import average_views
 
-    about = card.preprocess._replace(size=args.size or card.preprocess.size)
-    views = tuple(args.views) if about.frames else (1, 1)
-    pixels = make_eval_transform(about, views)(VideoFile(path) if about.frames else read_image(path))
+    preprocess = card.preprocess._replace(size=args.size or card.preprocess.size)
+    views = tuple(args.views) if preprocess.frames else (1, 1)
+    pixels = straight_transform(preprocess, views)(VideoFile(path) if preprocess.frames else read_image(path))
     pixels = pixels if views != (1, 1) else pixels[None]
     with torch.inference_mode(), autocast(args, device):
-        logits = model(normalise(pixels.to(device).float() / 255, about.mean, about.std))
+        logits = model(normalise(pixels.to(device).float() / 255, preprocess.mean, preprocess.std))
     logits = average_views(logits[None])
-    shares, numbers = logits.float().softmax(1)[0].topk(min(args.top, logits.shape[1]))
-    names = card.names
+    probabilities, indices = logits.float().softmax(1)[0].topk(min(args.top, logits.shape[1]))
     return {
         "classes": [
-            {"class": number, "name": names[number], "share": share}
-            for number, share in zip(numbers.tolist(), shares.tolist(), strict=True)
+            {"class": index, "name": card.names[index], "probability": probability}
+            for index, probability in zip(indices.tolist(), probabilities.tolist(), strict=True)
         ]
     }
 
 
 def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
-    """A class for every pixel: label PNG, overlay PNG, and the area of every class."""
+    """Return the area of every class; write a label PNG and an overlay PNG."""
     import numpy as np
     import torch
     from PIL import Image
 
     from saccade.data.class_names import mirrored
     from saccade.data.image import read_image
-    from saccade.engine.tasks.evaluate_segmenter import predict_probabilities, preprocess_images
+    from saccade.engine.evaluate_masks import answer, look_at
     from saccade.tasks.inference import Inference, label
     from saccade.tasks.segments import areas, class_colours, label_image, overlay
 
     image = read_image(path)
     names = card.names
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].to(device)
-    seen = preprocess_images(pixels, card.preprocess, args.size or card.shorter)
+    inputs = look_at(pixels, card.preprocess, args.size or card.shorter)
     window = args.window
     if window is None:
-        window = 0 if seen.shape[2] * seen.shape[3] <= LARGEST else max(512, -(-card.preprocess.size // 32) * 32)
-    how = Inference(window, args.stride, tuple(args.scales), args.flip)
+        window = 0 if inputs.shape[2] * inputs.shape[3] <= MAX_PIXELS else max(512, -(-card.preprocess.size // 32) * 32)
+    inference = Inference(window, args.stride, tuple(args.scales), args.flip)
     with torch.inference_mode(), autocast(args, device):
-        if seen.shape[2:] == pixels.shape[2:]:
-            found = label(model, seen, how, mirrored(names))
+        if inputs.shape[2:] == pixels.shape[2:]:
+            label_map = label(model, inputs, inference, mirrored(names))
         else:
-            found = predict_probabilities(model, seen, pixels.shape[2:], how, names).argmax(1)
-    labels = found[0].byte().cpu().numpy()
+            label_map = answer(model, inputs, pixels.shape[2:], inference, names).argmax(1)
+    labels = label_map[0].byte().cpu().numpy()
     files = {}
     if args.out:
         colours, folder = class_colours(len(names)), Path(args.out)
@@ -156,7 +161,7 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
 
 
 def detect(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
-    """Objects from --threshold on: name, score, box, mask as COCO's run lengths; drawn on the picture."""
+    """Return objects with a score of at least --threshold: name, score, box, mask in COCO RLE; write an overlay PNG."""
     import numpy as np
     import torch
 
@@ -169,18 +174,18 @@ def detect(model: Any, card: Any, path: Path, name: str, args: argparse.Namespac
         model.transform.min_size = (args.size,)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).to(device)
     with torch.inference_mode(), autocast(args, device):
-        answer = model([pixels.float() / 255])[0]
-    answer = {key: value[answer["scores"] >= args.threshold] for key, value in answer.items()}
-    objects = describe_detections(answer, card.classes)
-    if "masks" in answer:
-        codes = encode(answer["masks"][:, 0] >= 0.5)
+        detections = model([pixels.float() / 255])[0]
+    detections = {key: value[detections["scores"] >= args.threshold] for key, value in detections.items()}
+    objects = describe_detections(detections, card.classes)
+    if "masks" in detections:
+        codes = encode(detections["masks"][:, 0] >= 0.5)
         objects = [entry | {"segmentation": codes[entry["index"]]} for entry in objects]
     files = {}
     if args.out:
         folder = Path(args.out)
         folder.mkdir(parents=True, exist_ok=True)
         files = {"overlay": f"{name}_objects.png"}
-        save(draw_detections(image, answer, card.classes, args.threshold), folder / files["overlay"])
+        save(draw_detections(image, detections, card.classes, args.threshold), folder / files["overlay"])
     for entry in objects:
         del entry["index"]
     return {"size": [image.width, image.height], "objects": objects, **files}
@@ -194,27 +199,28 @@ def autocast(args: argparse.Namespace, device: Any) -> Any:
 
 
 def save(image: Any, path: Path) -> None:
-    """Whole or not at all."""
-    fresh = path.with_name(f".{path.name}")
-    image.save(fresh, "PNG")
-    fresh.replace(path)
+    """Write atomically."""
+    temporary = path.with_name(f".{path.name}")
+    image.save(temporary, "PNG")
+    temporary.replace(path)
 
 
 def write_json(path: Path, document: Any) -> None:
     import json
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}")
-    fresh.write_text(json.dumps(document, indent=2) + "\n")
-    fresh.replace(path)
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(json.dumps(document, indent=2) + "\n")
+    temporary.replace(path)
 
 
-def show(found: list[dict[str, Any]]) -> None:
-    for entry in found:
+def print_predictions(predictions: list[dict[str, Any]]) -> None:
+    for entry in predictions:
         if "objects" in entry:
-            kinds = Counter(one["name"] for one in entry["objects"])
-            said = ", ".join(f"{count} {name}" for name, count in kinds.most_common()) or "nothing"
+            counts = Counter(detection["name"] for detection in entry["objects"])
+            text = ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "no objects"
         else:
-            said = ", ".join(f"{c['name']} {100 * c['share']:.1f} %" for c in entry["classes"])
+            key = "share" if "size" in entry else "probability"  # area of a segmented class, or classification
+            text = ", ".join(f"{row['name']} {100 * row[key]:.1f} %" for row in entry["classes"])
         files = " ".join(entry[key] for key in ("labels", "overlay") if key in entry)
-        print(f"{entry['image']}: {said}" + (f" → {files}" if files else ""))
+        print(f"{entry['image']}: {text}" + (f" → {files}" if files else ""))

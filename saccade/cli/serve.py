@@ -1,28 +1,33 @@
-"""`saccade serve`: the page, on this machine."""
+"""`saccade serve`: the web page and HTTP API."""
 
 import argparse
 
-HELP = "open a web page: drop a picture, see answers and tokens, click on a token; also an HTTP API"
+HELP = "start a web page and HTTP API: upload an image, see predictions and tokens"
 EXAMPLE = "saccade serve --checkpoint runs/first"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from saccade.cli import add_renamed_flag
+
     parser.add_argument(
         "--checkpoint",
         action="append",
         default=[],
         metavar="PATH",
-        help="offer your own model: a file of weights or a run's folder, classifier or segmenter; may be repeated",
+        help="add a model: a checkpoint file or run folder, classifier or segmenter; may be repeated",
     )
     parser.add_argument(
-        "--model", action="append", default=[], metavar="NAME", help="offer these models only; may be repeated"
+        "--model", action="append", default=[], metavar="NAME", help="offer only these models; may be repeated"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
-    parser.add_argument("--port", type=int, help="port (default: 7860, or the next that is free)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to bind to (default: 127.0.0.1, not reachable from the network)"
+    )
+    parser.add_argument("--port", type=int, help="port (default: 7860, or the next free one)")
     parser.add_argument("--max-mb", type=float, default=10, help="largest upload in megabytes (default: 10)")
-    parser.add_argument("--max-megapixels", type=float, default=40, help="largest picture (default: 40)")
-    parser.add_argument("--waiting", type=int, default=64, help="requests that may wait in the queue (default: 64)")
-    parser.add_argument("--open", action="store_true", help="open the browser")
+    parser.add_argument("--max-megapixels", type=float, default=40, help="largest image in megapixels (default: 40)")
+    parser.add_argument("--queue-size", type=int, default=64, help="requests that can wait in the queue (default: 64)")
+    add_renamed_flag(parser, "--waiting", "--queue-size")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,27 +43,30 @@ def run(args: argparse.Namespace) -> int:
     from saccade.web.service import Service
     from saccade.web.uploads import Limits
 
-    for name in ("max_mb", "max_megapixels", "waiting"):
+    for name in ("max_mb", "max_megapixels", "queue_size"):
         if getattr(args, name) <= 0:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: expected more than 0")
+            raise ValueError(f"expected --{name.replace('_', '-')} greater than 0, got {getattr(args, name)}.")
     catalogue = Catalogue(args.checkpoint, args.model, pick_device(args.device), args.seed)
     service = Service(catalogue, Limits(args.max_mb, args.max_megapixels))
-    running = start(service, args.host, args.port, args.waiting, args.open)
-    offered = {task: catalogue.names(task) for task in ("classification", "segmentation")}
+    server = start(service, args.host, args.port, args.queue_size, args.open)
+    models = {task: catalogue.names(task) for task in ("classification", "segmentation")}
     if args.json:
-        print_json({"url": running.url, "models": offered})
+        print_json({"url": server.url, "models": models})
     else:
-        print(f"models: {', '.join(catalogue.offers)}")
-        fresh = [offer.name for offer in catalogue.offers.values() if not offer.trained]
-        if fresh:
-            print(f"with fresh weights, whose answers mean nothing: {', '.join(fresh)}")
-        print(f"open {running.url} (Ctrl-C stops it)", flush=True)
+        print(f"models: {', '.join(catalogue.entries)}")
+        untrained = [entry.name for entry in catalogue.entries.values() if not entry.trained]
+        if untrained:
+            print(f"randomly initialised, predictions are meaningless: {', '.join(untrained)}")
+        print(f"open {server.url} (Ctrl-C stops it)", flush=True)
     if args.host not in ("127.0.0.1", "localhost", "::1"):
-        print("saccade serve: everyone who reaches this address can use the page; it asks no password", file=sys.stderr)
+        print(
+            "saccade serve: anyone who can reach this address can use the page; there is no authentication",
+            file=sys.stderr,
+        )
     sys.stdout.flush()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that uploads are deleted then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # exit normally: the `finally` below deletes uploads
     try:
-        running.page.block_thread()  # type: ignore[attr-defined]
+        server.page.block_thread()
     finally:
-        running.close()
+        server.close()
     return 0

@@ -1,1 +1,1 @@
-"""The page: `saccade serve`. Everything here but `page` and `api` works without Gradio, and is tested without it."""
+"""The web page of `saccade serve`. Only `page`, `api`, `image_input`, `server` and `style` need Gradio."""

@@ -1,55 +1,56 @@
-"""The HTTP API: four named functions, for Gradio's client and for curl. See docs/serve.md."""
+"""The HTTP API: four named endpoints for Gradio's client and curl. See docs/serve.md."""
 
+from collections.abc import Callable
 from typing import Any
 
-from saccade.web.look import facts, mosaic_picture, token_at, token_picture
-from saccade.web.picture_input import picture_input
+from saccade.web.image_input import image_input
+from saccade.web.inspection import mosaic_image, summarize, token_at, token_image
 from saccade.web.service import Service
 from saccade.web.uploads import BadUpload
 
 
 def add_api(gr: Any, service: Service) -> None:
-    """Doors without a place on the page: /look, /mosaic, /token and /segment."""
+    """Add the endpoints /inspect, /mosaic, /token and /segment, without visible components."""
     names = service.catalogue.names()
-    picture = picture_input(gr, label="image", visible=False)
+    image = image_input(gr, label="image", visible=False)
     model = gr.Dropdown(names, value=names[0], label="model", visible=False, allow_custom_value=True)
     stage = gr.Number(99, label="stage", visible=False, precision=0)
     opacity = gr.Number(1, label="opacity", visible=False)
     x, y = gr.Number(0.5, label="x", visible=False), gr.Number(0.5, label="y", visible=False)
-    found = gr.JSON(label="facts", visible=False)
-    drawn = gr.Image(label="picture", format="png", visible=False)
+    result = gr.JSON(label="result", visible=False)
+    drawing = gr.Image(label="drawing", format="png", visible=False)
 
-    def look(image: str, model: str) -> dict[str, Any]:
-        """What a model says about a picture: first five classes, stages, importance of every token."""
-        return facts(_ask(lambda: service.look(image, model)))
+    def inspect(image: str, model: str) -> dict[str, Any]:
+        """Top five classes, stages, and the importance of every token."""
+        return summarize(checked(lambda: service.inspect(image, model)))
 
-    def mosaic(image: str, model: str, stage: int, opacity: float):
-        """Which token leads where, at a stage (from 1; beyond the last is the last)."""
-        return mosaic_picture(_ask(lambda: service.look(image, model)), int(stage), opacity)
+    def mosaic(image: str, model: str, stage: int, opacity: float) -> Any:
+        """The strongest token of every pixel at a stage (counted from 1, clamped to the last)."""
+        return mosaic_image(checked(lambda: service.inspect(image, model)), int(stage), opacity)
 
-    def token(image: str, model: str, stage: int, x: float, y: float):
-        """The token that leads at x, y (from 0 to 1): its map and its importance."""
-        looked = _ask(lambda: service.look(image, model))
-        number = token_at(looked, int(stage), x, y)
-        return token_picture(looked, int(stage), number), service.token(looked, int(stage), number)
+    def token(image: str, model: str, stage: int, x: float, y: float) -> Any:
+        """The strongest token at x, y (in [0, 1]): its map and its importance."""
+        inspection = checked(lambda: service.inspect(image, model))
+        index = token_at(inspection, int(stage), x, y)
+        return token_image(inspection, int(stage), index), service.token(inspection, int(stage), index)
 
-    def segment(image: str, model: str, opacity: float):
-        """A class for every pixel: the overlay, and the area of every class."""
-        segmented = _ask(lambda: service.segment(image, model))
-        return segmented.draw(opacity), {"model": segmented.model, "areas": segmented.areas()}
+    def segment(image: str, model: str, opacity: float) -> Any:
+        """The segmentation overlay and the area of every class."""
+        segmentation = checked(lambda: service.segment(image, model))
+        return segmentation.draw(opacity), {"model": segmentation.model, "areas": segmentation.areas()}
 
-    def _ask(work: Any) -> Any:
+    def checked(work: Callable[[], Any]) -> Any:
         try:
             return work()
-        except (BadUpload, ValueError) as error:  # ours: they say what to do
+        except (BadUpload, ValueError) as error:  # their messages are written for users
             raise gr.Error(str(error), print_exception=False) from error
 
     limit = {"concurrency_id": "models", "concurrency_limit": 2}
-    door = gr.Button(visible=False)
-    door.click(look, [picture, model], found, api_name="look", **limit)
-    door.click(mosaic, [picture, model, stage, opacity], drawn, api_name="mosaic", **limit)
-    door.click(token, [picture, model, stage, x, y], [drawn, found], api_name="token", **limit)
+    trigger = gr.Button(visible=False)  # Gradio needs an event to attach an endpoint to
+    trigger.click(inspect, [image, model], result, api_name="inspect", **limit)
+    trigger.click(mosaic, [image, model, stage, opacity], drawing, api_name="mosaic", **limit)
+    trigger.click(token, [image, model, stage, x, y], [drawing, result], api_name="token", **limit)
     if service.catalogue.names("segmentation"):
         segmenters = service.catalogue.names("segmentation")
-        which = gr.Dropdown(segmenters, value=segmenters[0], label="model", visible=False, allow_custom_value=True)
-        door.click(segment, [picture, which, opacity], [drawn, found], api_name="segment", **limit)
+        segmenter = gr.Dropdown(segmenters, value=segmenters[0], label="model", visible=False, allow_custom_value=True)
+        trigger.click(segment, [image, segmenter, opacity], [drawing, result], api_name="segment", **limit)

@@ -1,45 +1,54 @@
-"""The Gradio page: components and their connections; what they show is made in `service`, `look` and `words`."""
+"""The Gradio page: components and events. Their content comes from `service`, `inspection` and `fragments`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from saccade._extras import require
-from saccade.web import words
+from saccade.web import fragments
 from saccade.web.api import add_api
-from saccade.web.look import Look, check_token, first_token, mosaic_picture, stage_of, token_at, token_picture
-from saccade.web.picture_input import picture_input
+from saccade.web.image_input import image_input
+from saccade.web.inspection import (
+    Inspection,
+    clamp_token,
+    default_token,
+    get_stage,
+    mosaic_image,
+    token_at,
+    token_image,
+)
 from saccade.web.service import Service
 from saccade.web.uploads import BadUpload
 
-NOBODY = "none"
-SHARE_CPU = {"concurrency_id": "models", "concurrency_limit": 2, "api_visibility": "private"}
+NO_MODEL = "none"
+MODEL_QUEUE = {"concurrency_id": "models", "concurrency_limit": 2, "api_visibility": "private"}
 HEAD = """<div id="head"><h1>A few tokens instead of every pixel</h1>
-<p>Drop a picture. The model groups its pixels into a few tokens and answers from them. Every pixel below has the colour
-of the token that leads there; click on one to see all that this token looks at.</p></div>"""
-HINT = "Drop a picture, paste one, or pick a photograph."
+<p>Upload an image. The model groups its pixels into a few tokens and predicts from them. Every pixel of the mosaic has
+the colour of its strongest token; click on it to see the map of that token.</p></div>"""
+HINT = "Drop or paste an image, or choose a photograph."
+SEGMENTATION_HINT = "Drop an image of a street."
 
 
 class Pane(NamedTuple):
-    """One model's side of the page."""
+    """The components of one model."""
 
     model: Any
-    answers: Any
+    predictions: Any
     mosaic: Any
     stage: Any
     token: Any
-    facts: Any
+    summary: Any
     map: Any
     png: Any
     json: Any
 
     @property
-    def shown(self) -> list[Any]:
-        """What a new picture changes."""
-        return [self.answers, self.mosaic, self.stage, self.token, self.facts, self.map, self.png, self.json]
+    def outputs(self) -> list[Any]:
+        """Components that change with the image."""
+        return [self.predictions, self.mosaic, self.stage, self.token, self.summary, self.map, self.png, self.json]
 
 
-def build_page(service: Service):
-    """The whole page as gr.Blocks, not yet listening anywhere."""
+def build_page(service: Service) -> Any:
+    """Return the page as gr.Blocks, not yet launched."""
     gr = require("gradio", "web")
     with gr.Blocks(title="saccade", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gr.HTML(HEAD)
@@ -57,7 +66,7 @@ def _tokens_tab(gr: Any, service: Service) -> None:
     photos = list(service.photos.items())
     with gr.Row(equal_height=False):
         with gr.Column(scale=1, min_width=290):
-            image = picture_input(gr, label="Picture", height=250, elem_id="picture")
+            image = image_input(gr, label="Image", height=250, elem_id="image")
             gallery = gr.Gallery(
                 [(str(path), name) for name, path in photos],
                 label="Photographs",
@@ -72,49 +81,45 @@ def _tokens_tab(gr: Any, service: Service) -> None:
                 elem_classes="photos",
             )
             first = gr.Dropdown(names, value=names[0], label="Model", elem_id="model-a")
-            second = gr.Dropdown([NOBODY, *names], value=NOBODY, label="Compare with", elem_id="model-b")
+            second = gr.Dropdown([NO_MODEL, *names], value=NO_MODEL, label="Compare with", elem_id="model-b")
             opacity = gr.Slider(0, 1, 1, step=0.05, label="Overlay opacity", elem_id="opacity")
         with gr.Column(scale=3, min_width=290):
-            message = gr.HTML(words.notice(HINT, "hint"), elem_id="message")
+            message = gr.HTML(fragments.notice(HINT, "hint"), elem_id="message")
             with gr.Row(equal_height=False, elem_classes="side-by-side"):
                 pane_a, column_a = _pane(gr, first, "a")
                 pane_b, column_b = _pane(gr, second, "b")
-    columns = {"a": column_a, "b": column_b}
-
-    def outputs(pane: Pane, side: str) -> list[Any]:
-        return [message, image, columns[side], *pane.shown]
 
     def show(path: str | None, model: str, opacity: float) -> list[Any]:
-        return _shown(gr, service, path, model, opacity)
+        return _show_inspection(gr, service, path, model, opacity)
 
-    for side, pane in (("a", pane_a), ("b", pane_b)):
-        given = [image, pane.model, opacity]
-        begun = [
-            image.input(show, given, outputs(pane, side), **SHARE_CPU),
-            pane.model.input(show, given, outputs(pane, side), **SHARE_CPU),
+    photo_chosen = gallery.select(_choose_photo(gr, photos), None, image, api_visibility="private", queue=False)
+    for pane, column in ((pane_a, column_a), (pane_b, column_b)):
+        inputs, outputs = [image, pane.model, opacity], [message, image, column, *pane.outputs]
+        events = [
+            image.input(show, inputs, outputs, **MODEL_QUEUE),
+            pane.model.input(show, inputs, outputs, **MODEL_QUEUE),
+            photo_chosen.then(show, inputs, outputs, **MODEL_QUEUE),
+            *_connect_pane(gr, service, pane, image, opacity),
         ]
-        if side == "a":
-            picked = gallery.select(_picked(gr, photos), None, image, api_visibility="private", queue=False)
-        begun.append(picked.then(show, given, outputs(pane, side), **SHARE_CPU))
-        about = [image, pane.model, pane.stage, pane.token]
-        for event in begun + _connect_pane(gr, service, pane, image, opacity):
-            event.then(_downloads(gr, service), about, [pane.png, pane.json], show_progress="hidden", **SHARE_CPU)
+        inputs = [image, pane.model, pane.stage, pane.token]
+        for event in events:
+            event.then(_downloads(gr, service), inputs, [pane.png, pane.json], show_progress="hidden", **MODEL_QUEUE)
 
 
 def _pane(gr: Any, model: Any, side: str) -> tuple[Pane, Any]:
     with gr.Column(visible=False, elem_id=f"pane-{side}", elem_classes="pane", min_width=280) as column:
-        answers = gr.HTML(elem_id=f"answers-{side}")
+        predictions = gr.HTML(elem_id=f"predictions-{side}")
         with gr.Row(equal_height=False):
             with gr.Column(min_width=260):
-                mosaic = _drawing(gr, "Mosaic: click a token", f"mosaic-{side}", "mosaic")
+                mosaic = _drawing(gr, "Mosaic: click on a token", f"mosaic-{side}", "mosaic")
                 stage = gr.Slider(1, 2, 1, step=1, label="Stage", elem_id=f"stage-{side}")
             with gr.Column(min_width=260):
-                drawn = _drawing(gr, "What this token looks at", f"map-{side}", "map")
+                token_map = _drawing(gr, "Token map", f"map-{side}", "map")
                 with gr.Row(equal_height=False):
                     with gr.Column(scale=1, min_width=84):
                         token = gr.Number(0, label="Token", precision=0, minimum=0, elem_id=f"token-{side}")
                     with gr.Column(scale=4, min_width=200):
-                        facts = gr.HTML(elem_id=f"facts-{side}", elem_classes="facts", min_height=60)
+                        summary = gr.HTML(elem_id=f"summary-{side}", elem_classes="summary", min_height=60)
         with gr.Row():
             png, json = (
                 gr.DownloadButton(
@@ -122,11 +127,11 @@ def _pane(gr: Any, model: Any, side: str) -> tuple[Pane, Any]:
                 )
                 for kind in ("png", "json")
             )
-    return Pane(model, answers, mosaic, stage, token, facts, drawn, png, json), column
+    return Pane(model, predictions, mosaic, stage, token, summary, token_map, png, json), column
 
 
-def _drawing(gr: Any, label: str, name: str, kind: str, **options: Any):
-    """A picture that the page made."""
+def _drawing(gr: Any, label: str, name: str, kind: str, **options: Any) -> Any:
+    """Return a read-only image component."""
     return gr.Image(
         label=label,
         interactive=False,
@@ -138,117 +143,119 @@ def _drawing(gr: Any, label: str, name: str, kind: str, **options: Any):
     )
 
 
-def _shown(gr: Any, service: Service, path: str | None, model: str, opacity: float) -> list[Any]:
-    """A new picture or model: message, picture, the pane's column, and all in it."""
-    same = [gr.skip()] * 8
-    if model == NOBODY:
-        return [gr.skip(), gr.skip(), gr.update(visible=False), *same]
+def _show_inspection(gr: Any, service: Service, path: str | None, model: str, opacity: float) -> list[Any]:
+    """Return the message, the image, the column of a pane, and `Pane.outputs` for a new image or model."""
+    unchanged = [gr.skip()] * 8
+    if model == NO_MODEL:
+        return [gr.skip(), gr.skip(), gr.update(visible=False), *unchanged]
     if not path:
-        return [_message(gr, HINT, "hint"), gr.skip(), gr.update(visible=False), *same]
+        return [_message(gr, HINT, "hint"), gr.skip(), gr.update(visible=False), *unchanged]
     try:
-        look = service.look(path, model)
+        inspection = service.inspect(path, model)
     except BadUpload as error:
-        return [_message(gr, str(error)), None, gr.update(visible=False), *same]
-    last = len(look.stages)
-    token = first_token(look, last)
-    title = f"{look.subject.name}: mosaic, click a token"
+        return [_message(gr, str(error)), None, gr.update(visible=False), *unchanged]
+    last = len(inspection.stages)
+    token = default_token(inspection, last)
+    title = f"{inspection.subject.name}: mosaic, click on a token"
     return [
         gr.update(visible=False),
         gr.skip(),
         gr.update(visible=True),
-        words.answers(look),
-        gr.update(value=mosaic_picture(look, last, opacity), label=title),
-        gr.update(minimum=1, maximum=max(last, 2), value=last, interactive=last > 1, label=_stage_label(look, last)),
-        gr.update(value=token, maximum=stage_of(look, last).step.count - 1),
-        words.token(service.token(look, last, token)),
-        token_picture(look, last, token, opacity),
-        gr.update(interactive=False),  # until the files are made
+        fragments.predictions_list(inspection),
+        gr.update(value=mosaic_image(inspection, last, opacity), label=title),
+        gr.update(
+            minimum=1, maximum=max(last, 2), value=last, interactive=last > 1, label=_stage_label(inspection, last)
+        ),
+        gr.update(value=token, maximum=get_stage(inspection, last).step.count - 1),
+        fragments.token_summary(service.token(inspection, last, token)),
+        token_image(inspection, last, token, opacity),
+        gr.update(interactive=False),  # until `_downloads` has written the files
         gr.update(interactive=False),
     ]
 
 
 def _message(gr: Any, text: str, kind: str = "error") -> Any:
-    return gr.update(value=words.notice(text, kind), visible=True)
+    return gr.update(value=fragments.notice(text, kind), visible=True)
 
 
-def _stage_label(look: Look, stage: int) -> str:
-    title = stage_of(look, stage).title
-    return f"{title[:1].upper()}{title[1:]}: {stage_of(look, stage).step.count} tokens"
+def _stage_label(inspection: Inspection, number: int) -> str:
+    stage = get_stage(inspection, number)
+    return f"{stage.title[:1].upper()}{stage.title[1:]}: {stage.step.count} tokens"
 
 
 def _connect_pane(gr: Any, service: Service, pane: Pane, image: Any, opacity: Any) -> list[Any]:
-    """Stage, token, click and opacity: each draws anew what depends on it. Gives the events that choose a token."""
+    """Connect stage, token, click and opacity to what depends on them; return the events that change the token."""
 
-    def told(work: Callable[..., Any]) -> Callable[..., Any]:
-        def run(path: str | None, model: str, *rest: Any) -> Any:
-            if not path or model == NOBODY:
+    def with_inspection(handler: Callable[..., Any]) -> Callable[..., Any]:
+        def run(path: str | None, model: str, *values: Any) -> Any:
+            if not path or model == NO_MODEL:
                 return gr.skip()
             try:
-                return work(service.look(path, model), *rest)
+                return handler(service.inspect(path, model), *values)
             except BadUpload as error:
                 raise gr.Error(str(error)) from error
 
         return run
 
-    @told
-    def other_stage(look: Look, stage: float, opacity: float) -> list[Any]:
-        number, token = int(stage), first_token(look, int(stage))
+    @with_inspection
+    def change_stage(inspection: Inspection, stage: float, opacity: float) -> list[Any]:
+        number, token = int(stage), default_token(inspection, int(stage))
         return [
-            mosaic_picture(look, number, opacity),
-            gr.update(label=_stage_label(look, number)),
-            gr.update(value=token, maximum=stage_of(look, number).step.count - 1),
-            words.token(service.token(look, number, token)),
-            token_picture(look, number, token, opacity),
+            mosaic_image(inspection, number, opacity),
+            gr.update(label=_stage_label(inspection, number)),
+            gr.update(value=token, maximum=get_stage(inspection, number).step.count - 1),
+            fragments.token_summary(service.token(inspection, number, token)),
+            token_image(inspection, number, token, opacity),
         ]
 
-    @told
-    def other_token(look: Look, stage: float, token: float | None, opacity: float) -> list[Any]:
-        number = check_token(look, int(stage), int(token or 0))
+    @with_inspection
+    def change_token(inspection: Inspection, stage: float, token: float | None, opacity: float) -> list[Any]:
+        index = clamp_token(inspection, int(stage), int(token or 0))
         return [
-            words.token(service.token(look, int(stage), number)),
-            token_picture(look, int(stage), number, opacity),
+            fragments.token_summary(service.token(inspection, int(stage), index)),
+            token_image(inspection, int(stage), index, opacity),
         ]
 
-    @told
-    def other_opacity(look: Look, stage: float, token: float | None, opacity: float) -> list[Any]:
-        number = check_token(look, int(stage), int(token or 0))
-        return [mosaic_picture(look, int(stage), opacity), token_picture(look, int(stage), number, opacity)]
+    @with_inspection
+    def change_opacity(inspection: Inspection, stage: float, token: float | None, opacity: float) -> list[Any]:
+        index = clamp_token(inspection, int(stage), int(token or 0))
+        return [mosaic_image(inspection, int(stage), opacity), token_image(inspection, int(stage), index, opacity)]
 
-    def clicked(path: str | None, model: str, stage: float, opacity: float, event: Any) -> Any:
-        if not path or model == NOBODY:
+    def click_mosaic(path: str | None, model: str, stage: float, opacity: float, event: Any) -> Any:
+        if not path or model == NO_MODEL:
             return gr.skip()
-        look = service.look(path, model)
-        height, width = look.picture.shape[:2]
+        inspection = service.inspect(path, model)
+        height, width = inspection.image.shape[:2]
         x, y = event.index  # pixels of the mosaic
-        token = token_at(look, int(stage), (x + 0.5) / width, (y + 0.5) / height)
-        return [token, *other_token(path, model, stage, token, opacity)]
+        token = token_at(inspection, int(stage), (x + 0.5) / width, (y + 0.5) / height)
+        return [token, *change_token(path, model, stage, token, opacity)]
 
-    clicked.__annotations__["event"] = gr.SelectData  # by this Gradio knows what to hand over
-    about = [image, pane.model]
-    quiet = SHARE_CPU | {"trigger_mode": "always_last", "show_progress": "hidden"}
-    changed = [pane.token, pane.facts, pane.map]
-    opacity.input(other_opacity, [*about, pane.stage, pane.token, opacity], [pane.mosaic, pane.map], **quiet)
+    click_mosaic.__annotations__["event"] = gr.SelectData  # Gradio passes the event by this annotation
+    source = [image, pane.model]
+    quiet = MODEL_QUEUE | {"trigger_mode": "always_last", "show_progress": "hidden"}
+    changed = [pane.token, pane.summary, pane.map]
+    opacity.input(change_opacity, [*source, pane.stage, pane.token, opacity], [pane.mosaic, pane.map], **quiet)
     return [
-        pane.stage.input(other_stage, [*about, pane.stage, opacity], [pane.mosaic, pane.stage, *changed], **quiet),
-        pane.token.input(other_token, [*about, pane.stage, pane.token, opacity], changed[1:], **quiet),
-        pane.mosaic.select(clicked, [*about, pane.stage, opacity], changed, **quiet),
+        pane.stage.input(change_stage, [*source, pane.stage, opacity], [pane.mosaic, pane.stage, *changed], **quiet),
+        pane.token.input(change_token, [*source, pane.stage, pane.token, opacity], changed[1:], **quiet),
+        pane.mosaic.select(click_mosaic, [*source, pane.stage, opacity], changed, **quiet),
     ]
 
 
-def _picked(gr: Any, photos: list[tuple[str, Any]]) -> Callable[..., str]:
-    def picked(event: Any) -> str:
+def _choose_photo(gr: Any, photos: list[tuple[str, Any]]) -> Callable[..., str]:
+    def choose(event: Any) -> str:
         return str(photos[event.index][1])
 
-    picked.__annotations__["event"] = gr.SelectData
-    return picked
+    choose.__annotations__["event"] = gr.SelectData
+    return choose
 
 
 def _downloads(gr: Any, service: Service) -> Callable[..., Any]:
     def downloads(path: str | None, model: str, stage: float, token: float | None) -> Any:
-        if not path or model == NOBODY:
+        if not path or model == NO_MODEL:
             return gr.skip()
         try:
-            files = service.downloads(service.look(path, model), int(stage), int(token or 0))
+            files = service.write_inspection(service.inspect(path, model), int(stage), int(token or 0))
             return [gr.update(value=file, interactive=True) for file in files]
         except BadUpload:
             return gr.skip()
@@ -260,8 +267,8 @@ def _segmentation_tab(gr: Any, service: Service) -> None:
     names = service.catalogue.names("segmentation")
     if not names:
         gr.HTML(
-            words.notice(
-                "No segmentation model is here. Train one (recipes/small/paca_nano_paca_camvid.yaml) and start the page with "
+            fragments.notice(
+                "No segmentation model is available. Train one with recipes/small/paca_nano_camvid.yaml, then run "
                 "saccade serve --checkpoint runs/paca_nano_camvid.",
                 "hint",
             ),
@@ -270,12 +277,12 @@ def _segmentation_tab(gr: Any, service: Service) -> None:
         return
     with gr.Row(equal_height=False):
         with gr.Column(scale=1, min_width=290):
-            image = picture_input(gr, label="Picture", height=250, elem_id="segment-picture")
+            image = image_input(gr, label="Image", height=250, elem_id="segment-image")
             model = gr.Dropdown(names, value=names[0], label="Model", elem_id="segment-model")
             opacity = gr.Slider(0, 1, 0.55, step=0.05, label="Overlay opacity", elem_id="segment-opacity")
         with gr.Column(scale=3, min_width=290):
-            message = gr.HTML(words.notice("Drop a picture of a street.", "hint"), elem_id="segment-message")
-            drawn = _drawing(gr, "A class for every pixel", "segment-map", "map", visible=False)
+            message = gr.HTML(fragments.notice(SEGMENTATION_HINT, "hint"), elem_id="segment-message")
+            drawing = _drawing(gr, "Segmentation", "segment-map", "map", visible=False)
             areas = gr.HTML(elem_id="segment-areas")
             with gr.Row():
                 png = gr.DownloadButton("Download PNG", size="sm", visible=False)
@@ -284,21 +291,21 @@ def _segmentation_tab(gr: Any, service: Service) -> None:
     def show(path: str | None, name: str, opacity: float) -> list[Any]:
         hidden = gr.update(visible=False)
         if not path:
-            return [_message(gr, "Drop a picture of a street.", "hint"), gr.skip(), hidden, "", hidden, hidden]
+            return [_message(gr, SEGMENTATION_HINT, "hint"), gr.skip(), hidden, "", hidden, hidden]
         try:
-            found = service.segment(path, name)
+            segmentation = service.segment(path, name)
         except BadUpload as error:
             return [_message(gr, str(error)), None, hidden, "", hidden, hidden]
-        files = service.segment_downloads(found, opacity)
+        files = service.write_segmentation(segmentation, opacity)
         return [
             hidden,
             gr.skip(),
-            gr.update(value=found.draw(opacity), visible=True),
-            words.areas(found.areas()),
+            gr.update(value=segmentation.draw(opacity), visible=True),
+            fragments.areas_list(segmentation.areas()),
             *(gr.update(value=file, visible=True) for file in files),
         ]
 
-    given, given_back = [image, model, opacity], [message, image, drawn, areas, png, json]
+    inputs, outputs = [image, model, opacity], [message, image, drawing, areas, png, json]
     for trigger in (image.input, model.input):
-        trigger(show, given, given_back, **SHARE_CPU)
-    opacity.input(show, given, given_back, trigger_mode="always_last", show_progress="hidden", **SHARE_CPU)
+        trigger(show, inputs, outputs, **MODEL_QUEUE)
+    opacity.input(show, inputs, outputs, trigger_mode="always_last", show_progress="hidden", **MODEL_QUEUE)

@@ -1,38 +1,42 @@
-"""From a service to a listening page, with nothing of the host open but what the page made itself."""
+"""Start the page; the only files it serves are uploads and its own outputs."""
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from saccade._extras import require
 from saccade.web.page import build_page
 from saccade.web.service import Service
 from saccade.web.style import CSS, theme
 
-WAITING = 64  # requests that may wait; the next are told that the queue is full
+QUEUE_SIZE = 64  # further requests are rejected
 
 
-class Running(NamedTuple):
-    """A page that listens."""
+class Server(NamedTuple):
+    """A running page."""
 
     url: str
-    page: object
+    page: Any  # gr.Blocks
     service: Service
 
     def close(self) -> None:
-        self.page.close(verbose=False)  # type: ignore[attr-defined]
+        self.page.close(verbose=False)
         self.service.close()
 
 
 def start(
-    service: Service, host: str = "127.0.0.1", port: int | None = None, waiting: int = WAITING, browser: bool = False
-) -> Running:
-    """Listen in the background; gives the address. Files: only those that were uploaded here or made here."""
+    service: Service,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    queue_size: int = QUEUE_SIZE,
+    browser: bool = False,
+) -> Server:
+    """Start the page in the background and return it with its address."""
     require("gradio", "web")
-    os.environ["GRADIO_TEMP_DIR"] = str(service.folder / "uploads")  # Gradio's own, gone with the service
+    os.environ["GRADIO_TEMP_DIR"] = str(service.folder / "uploads")  # deleted by `Service.close`
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     page = build_page(service)
-    page.queue(max_size=waiting, default_concurrency_limit=2, api_open=False)
+    page.queue(max_size=queue_size, default_concurrency_limit=2, api_open=False)
     _, url, _ = page.launch(
         server_name=host,
         server_port=port,
@@ -54,4 +58,4 @@ def start(
         theme=theme(),
         css=CSS,
     )
-    return Running(url, page, service)
+    return Server(url, page, service)

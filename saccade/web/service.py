@@ -1,7 +1,7 @@
-"""What stands behind every door of the page: uploads checked, models asked one at a time, recent looks remembered.
+"""Requests of the page and its API: check the upload, run the model, cache the result.
 
-No session is kept: a request names its picture and its model, so no answer can reach the wrong person, and a client
-that goes away leaves nothing behind. Looks are remembered by the picture's content, at most `KEPT` of them.
+Requests are stateless: each names its image and model, so results cannot reach the wrong client and a client that
+disconnects leaves nothing to clean up. Results are cached by image content, at most `MAX_CACHED` of them.
 """
 
 import hashlib
@@ -14,101 +14,100 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
-from saccade.data.synthetic.photos import photo_paths
+from PIL import Image
+
+from saccade.data.photos import photo_paths
 from saccade.web.catalogue import Catalogue
-from saccade.web.look import Look, facts, look_at, sheet, token_facts
-from saccade.web.segment import Segmented, segment
+from saccade.web.inspection import Inspection, inspect_image, summarize, summarize_token, summary_sheet
+from saccade.web.segmentation import Segmentation, segment
 from saccade.web.uploads import BadUpload, Limits, read_upload
 
-KEPT = 24  # looks remembered, a few megabytes each
-FILES = 64  # downloads kept on disk
+MAX_CACHED = 24  # results, a few megabytes each
+MAX_DOWNLOADS = 64  # folders on disk
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class Service:
-    """Everything the page and its API can ask for."""
+    """The requests that the page and its API make."""
 
     def __init__(self, catalogue: Catalogue, limits: Limits | None = None, folder: str | None = None):
         self.catalogue, self.limits = catalogue, limits or Limits()
-        self.turn = Lock()  # one forward pass at a time: models are listened to from outside, and cores are few
-        self.memory: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
+        self.model_lock = Lock()  # hooks record one forward pass at a time
+        self.cache: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
         self.folder = Path(folder or tempfile.mkdtemp(prefix="saccade-"))
-        self.files: deque[Path] = deque()
-        self.files_lock = Lock()
+        self.downloads: deque[Path] = deque()
+        self.downloads_lock = Lock()
         self.photos = self._copy_photos()
 
     def _copy_photos(self) -> dict[str, Path]:
-        """The bundled photographs as files of the service: nothing is served from the package's own folder."""
+        """Copy the bundled photographs: nothing is served from the package folder."""
         (self.folder / "photos").mkdir(parents=True, exist_ok=True)
         return {n: Path(shutil.copy(path, self.folder / "photos")) for n, path in photo_paths().items()}
 
-    def look(self, path: str | None, model: str) -> Look:
-        """A classifier on a picture."""
+    def inspect(self, path: str | None, model: str) -> Inspection:
+        """Run a classifier on an image."""
 
-        def work(picture, name: str) -> Look:
-            return look_at(self.catalogue.classifier(model), picture, name)
+        def work(image: Image.Image, name: str) -> Inspection:
+            return inspect_image(self.catalogue.classifier(model), image, name)
 
-        return self._remembered("look", path, model, work)
+        return self._cached("inspect", path, model, work)
 
-    def segment(self, path: str | None, model: str) -> Segmented:
-        """A segmenter on a picture."""
+    def segment(self, path: str | None, model: str) -> Segmentation:
+        """Run a segmenter on an image."""
 
-        def work(picture, name: str) -> Segmented:
-            return segment(*self.catalogue.segmenter(model), picture, name, model)
+        def work(image: Image.Image, name: str) -> Segmentation:
+            return segment(*self.catalogue.segmenter(model), image, name, model)
 
-        return self._remembered("segment", path, model, work)
+        return self._cached("segment", path, model, work)
 
-    def token(self, look: Look, stage: int, token: int) -> dict[str, Any]:
-        """Numbers of one token; asks the model once more."""
-        with self.turn:
-            return token_facts(look, stage, token)
+    def token(self, inspection: Inspection, stage: int, token: int) -> dict[str, Any]:
+        """Summarize one token; runs the model once more, for the occlusion."""
+        with self.model_lock:
+            return summarize_token(inspection, stage, token)
 
-    def downloads(self, look: Look, stage: int, token: int) -> tuple[str, str]:
-        """A PNG and a JSON file about a look."""
-        place = self._new_place()
-        stem = f"{Path(look.name).stem}-{look.subject.name}"
-        png, text = place / f"{stem}.png", place / f"{stem}.json"
-        sheet(look, stage, token).save(png)
-        text.write_text(json.dumps(facts(look) | {"token": self.token(look, stage, token)}, indent=1))
+    def write_inspection(self, inspection: Inspection, stage: int, token: int) -> tuple[str, str]:
+        """Write an inspection as PNG and JSON and return the paths."""
+        png, text = self._download_paths(inspection.name, inspection.subject.name)
+        summary_sheet(inspection, stage, token).save(png)
+        summary = summarize(inspection) | {"token": self.token(inspection, stage, token)}
+        text.write_text(json.dumps(summary, indent=1))
         return str(png), str(text)
 
-    def segment_downloads(self, found: Segmented, opacity: float) -> tuple[str, str]:
-        """The overlay as PNG, and the areas as JSON."""
-        from PIL import Image
-
-        place = self._new_place()
-        stem = f"{Path(found.name).stem}-{found.model}"
-        png, text = place / f"{stem}.png", place / f"{stem}.json"
-        Image.fromarray(found.draw(opacity)).save(png)
-        text.write_text(json.dumps({"picture": found.name, "model": found.model, "areas": found.areas()}, indent=1))
+    def write_segmentation(self, segmentation: Segmentation, opacity: float) -> tuple[str, str]:
+        """Write the overlay as PNG and the areas as JSON and return the paths."""
+        png, text = self._download_paths(segmentation.name, segmentation.model)
+        Image.fromarray(segmentation.draw(opacity)).save(png)
+        summary = {"image": segmentation.name, "model": segmentation.model, "areas": segmentation.areas()}
+        text.write_text(json.dumps(summary, indent=1))
         return str(png), str(text)
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _remembered(self, kind: str, path: str | None, model: str, work: Callable[[Any, str], Answer]) -> Answer:
-        picture = read_upload(path, self.limits)
+    def _cached(self, request: str, path: str | None, model: str, work: Callable[[Image.Image, str], Result]) -> Result:
+        image = read_upload(path, self.limits)
         assert path is not None
         try:
             content = hashlib.sha256(Path(path).read_bytes()).hexdigest()
         except OSError as error:
-            raise BadUpload("The upload is gone. Please send it again.") from error
-        key = (kind, content, model)
-        with self.turn:
-            if key not in self.memory:
-                self.memory[key] = work(picture, Path(path).name)
-            self.memory.move_to_end(key)
-            while len(self.memory) > KEPT:
-                self.memory.popitem(last=False)
-            return self.memory[key]
+            raise BadUpload("The upload has expired. Please upload it again.") from error
+        key = (request, content, model)
+        with self.model_lock:
+            if key not in self.cache:
+                self.cache[key] = work(image, Path(path).name)
+            self.cache.move_to_end(key)
+            while len(self.cache) > MAX_CACHED:
+                self.cache.popitem(last=False)
+            return self.cache[key]
 
-    def _new_place(self) -> Path:
-        """A folder of its own for one pair of files, so that they can have plain names; the oldest goes."""
-        place = Path(tempfile.mkdtemp(dir=self.folder))
-        with self.files_lock:
-            self.files.append(place)
-            old = [self.files.popleft() for _ in range(len(self.files) - FILES)]
-        for folder in old:
-            shutil.rmtree(folder, ignore_errors=True)
-        return place
+    def _download_paths(self, image: str, model: str) -> tuple[Path, Path]:
+        """Return the paths of a PNG and a JSON file in a new folder; delete the oldest folders."""
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        with self.downloads_lock:
+            self.downloads.append(folder)
+            expired = [self.downloads.popleft() for _ in range(len(self.downloads) - MAX_DOWNLOADS)]
+        for old in expired:
+            shutil.rmtree(old, ignore_errors=True)
+        stem = f"{Path(image).stem}-{model}"
+        return folder / f"{stem}.png", folder / f"{stem}.json"

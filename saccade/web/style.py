@@ -1,18 +1,20 @@
-"""How the page looks: Gradio's theme in the reports' colours, fonts of the system (nothing is fetched), some CSS."""
+"""Theme and CSS of the page; only system fonts, nothing is fetched from other hosts."""
+
+from typing import Any
 
 CSS = """
 .gradio-container { max-width: 1280px !important; margin: 0 auto !important; }
 #head { padding: 10px 2px 0; }
 #head h1 { font-size: 28px; letter-spacing: -.015em; margin: 0; line-height: 1.15; font-weight: 650; }
 #head p { margin: 6px 0 0; opacity: .75; max-width: 74ch; }
-.answers { list-style: none; margin: 2px 0 8px; padding: 0; display: grid; gap: 3px; }
-.answers li { position: relative; display: flex; justify-content: space-between; gap: 12px; padding: 5px 10px;
+.predictions { list-style: none; margin: 2px 0 8px; padding: 0; display: grid; gap: 3px; }
+.predictions li { position: relative; display: flex; justify-content: space-between; gap: 12px; padding: 5px 10px;
   margin: 0; border-radius: 6px; overflow: hidden; background: var(--background-fill-secondary); font-size: 14.5px;
   line-height: 1.4; font-variant-numeric: tabular-nums; }
-.answers .bar { position: absolute; inset: 0 auto 0 0; width: var(--share); background: var(--primary-500);
+.predictions .bar { position: absolute; inset: 0 auto 0 0; width: var(--width); background: var(--primary-500);
   opacity: .28; border-radius: 6px; }
-.answers li:first-child .class { font-weight: 650; }
-.answers .class, .answers .chance { position: relative; }
+.predictions li:first-child .class { font-weight: 650; }
+.predictions .class, .predictions .value { position: relative; }
 .areas .bar { opacity: .35; }
 .chip { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 7px; vertical-align: -1px;
   box-shadow: 0 0 0 1px rgba(128, 128, 128, .5); }
@@ -24,7 +26,7 @@ CSS = """
 .notice.hint { border-color: var(--primary-500); background: color-mix(in srgb, var(--primary-500) 10%, transparent); }
 .drawing img { width: 100% !important; height: auto !important; object-fit: contain; }
 .mosaic img { cursor: crosshair; }
-.facts { padding-top: 4px; }
+.summary { padding-top: 4px; }
 .photos { border: none !important; background: none !important; height: auto !important; min-height: 0 !important; }
 .photos .grid-wrap { max-height: none !important; height: auto !important; min-height: 0 !important;
   padding: 0 !important; overflow: visible !important; }
@@ -44,8 +46,8 @@ SYSTEM = ["system-ui", "-apple-system", "Segoe UI", "sans-serif"]
 MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "monospace"]
 
 
-def theme():
-    """Gradio's base theme in blue (the first token's colour), without fonts from elsewhere."""
+def theme() -> Any:
+    """Return Gradio's base theme in blue (the colour of the first token), with system fonts."""
     import gradio as gr
 
     blue = gr.themes.Color(

@@ -1,4 +1,4 @@
-"""What strangers send: checked before it is decoded, with an answer they can act on and no path of ours in it."""
+"""Check uploads before decoding them; error messages never contain a path of the server."""
 
 import warnings
 from pathlib import Path
@@ -13,43 +13,41 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 
 class Limits(NamedTuple):
-    """Of one upload."""
+    """Limits per upload."""
 
     megabytes: float = 10.0
     megapixels: float = 40.0
 
 
 class BadUpload(ValueError):
-    """A file that is refused; the message is for the person who sent it."""
+    """A rejected file; the message is shown to the user."""
 
 
 def read_upload(path: str | Path | None, limits: Limits = Limits()) -> Image.Image:  # noqa: B008
-    """A picture in RGB, upright, of bounded size; `BadUpload` says what is wrong with the file."""
+    """Return the upload as an RGB image of bounded size in EXIF orientation, or raise `BadUpload`."""
     if not path:
-        raise BadUpload("There is no picture yet. Drop one, or pick a photograph.")
+        raise BadUpload("No image yet. Drop one, or choose a photograph.")
     path = Path(path)
     name = path.name
     try:
         size = path.stat().st_size / 1e6
     except OSError as error:
-        raise BadUpload("The upload is gone: it was kept for an hour. Please send it again.") from error
+        raise BadUpload("The upload has expired (after one hour). Please upload it again.") from error
     if size > limits.megabytes:
-        raise BadUpload(f"{name} has {size:.1f} MB; the limit is {limits.megabytes:g} MB. Save it smaller.")
+        raise BadUpload(f"{name} has {size:.1f} MB; the limit is {limits.megabytes:g} MB. Reduce its size.")
     if not size:
         raise BadUpload(f"{name} is empty.")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is below
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `limits.megapixels` is checked below
             with Image.open(path, formats=FORMATS) as image:
                 pixels = image.width * image.height / 1e6
     except (UnidentifiedImageError, Image.DecompressionBombError, *DECODE_ERRORS) as error:
         if isinstance(error, Image.DecompressionBombError):
-            raise BadUpload(
-                f"{name} has far too many pixels; the limit is {limits.megapixels:g} megapixels."
-            ) from error
-        raise BadUpload(f"{name} is not a picture. JPEG, PNG, WebP, GIF, BMP and TIFF can be read here.") from error
+            raise BadUpload(f"{name} has too many pixels; the limit is {limits.megapixels:g} megapixels.") from error
+        raise BadUpload(f"{name} is not an image. Supported: JPEG, PNG, WebP, GIF, BMP and TIFF.") from error
     if pixels > limits.megapixels:
-        raise BadUpload(f"{name} has {pixels:.0f} megapixels; the limit is {limits.megapixels:g}. Make it smaller.")
+        raise BadUpload(f"{name} has {pixels:.0f} megapixels; the limit is {limits.megapixels:g}. Reduce its size.")
     try:
         return load_picture(path, LONGEST)
     except (*DECODE_ERRORS,) as error:

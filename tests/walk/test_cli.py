@@ -1,37 +1,89 @@
-"""The command line as a person uses it: exit codes, messages, tables, JSON, files."""
+"""The command line: exit codes, messages, tables, JSON, files."""
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import saccade.cli
 from saccade.cli import COMMANDS, main, make_parser, pick_device, settings
 from tests.parity import kit
 
 
-def run(capsys, *words):
-    """Exit code, stdout, stderr."""
+def run(capsys, *arguments):
+    """Return exit code, stdout, stderr."""
     try:
-        code = main(list(words))
+        code = main(list(arguments))
     except SystemExit as stop:
         code = int(stop.code or 0)
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def test_every_command_has_help_with_an_example(capsys):
+def test_help_lists_exactly_the_commands_that_exist():
     commands = next(action for action in make_parser()._actions if action.dest == "command").choices
-    assert list(commands) == [name for name in COMMANDS if name in commands]
-    assert {"models", "convert", "bench"} <= set(commands)
-    for name in commands:
+    assert list(commands or ()) == list(COMMANDS)
+    files = {path.stem for path in Path(saccade.cli.__file__).parent.glob("*.py")}
+    assert files - {"__init__", "__main__", "task_options"} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["train", "--help"], ["nonsense"]])
+def test_help_does_not_import_torch(arguments):
+    """In a process whose program name is `saccade`, as the console script starts it."""
+    code = (
+        f"import sys; sys.argv = ['saccade', *{arguments!r}]\n"
+        "from saccade.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit:\n    pass\n"
+        "print('imported', *{'torch', 'timm', 'numpy', 'PIL', 'lightning', 'rich'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "imported"
+
+
+def test_python_dash_m_does_not_import_torch_for_help():
+    command = [sys.executable, "-X", "importtime", "-m", "saccade.cli", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "saccade.cli.task_options" in imported  # the commands are imported, torch is not
+    assert not {"torch", "timm", "numpy"} & imported
+
+
+def test_console_script_registers_the_models_before_the_command_runs():
+    code = (
+        "import sys; sys.argv = ['saccade', 'demo']\n"
+        "from saccade.cli import demo, main\n"
+        "assert 'timm' not in sys.modules\n"
+        "demo.run = lambda args: print(sys.modules['timm'].is_model('svit_nano'))\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "old", "new"),
+    [(["explain", "cat", "--model", "svit_nano"], "--most", "--max-tokens"), (["serve"], "--waiting", "--queue-size")],
+)
+def test_renamed_flag_is_an_error_that_names_the_new_one(capsys, arguments, old, new):
+    code, _, err = run(capsys, *arguments, old, "3")
+    assert code == 2
+    assert f"{old} was renamed to {new}." in err
+
+
+def test_every_command_has_help_with_an_example(capsys):
+    for name in COMMANDS:
         code, out, _ = run(capsys, name, "--help")
         assert code == 0
         assert re.search(rf"example: saccade {name} ", out), name
         assert all(flag in out for flag in ("--out", "--set", "--device", "--seed", "--json")), name
 
 
-def test_wrong_usage_is_2_and_failure_is_1(capsys):
+def test_exit_code_is_2_for_wrong_usage_and_1_for_failure(capsys):
     assert run(capsys)[0] == 2
     assert run(capsys, "nonsense")[0] == 2
     assert run(capsys, "bench")[0] == 2
@@ -41,13 +93,13 @@ def test_wrong_usage_is_2_and_failure_is_1(capsys):
     assert "no model matches" in err
 
 
-def test_version(capsys):
+def test_version_is_printed(capsys):
     code, out, _ = run(capsys, "--version")
     assert code == 0
     assert re.fullmatch(r"\d+\.\d+.*\n", out)
 
 
-def test_models_prints_measured_beside_reported(capsys):
+def test_models_prints_measured_and_published_cost(capsys):
     code, out, _ = run(capsys, "models", "svit_small", "--json")
     (row,) = json.loads(out)
     assert code == 0
@@ -64,13 +116,13 @@ def test_models_prints_measured_beside_reported(capsys):
     assert larger["madds"] > 3 * row["madds"]
 
 
-def test_models_counts_an_ablation(capsys):
+def test_models_omits_published_cost_of_an_ablation(capsys):
     plain = json.loads(run(capsys, "models", "svit_small", "--set", "ffn=plain", "--json")[1])[0]
     assert plain["params"] < 25_495_624
     assert plain["paper_params"] is None
 
 
-def test_convert_names_the_model_and_writes_its_file(capsys, tmp_path):
+def test_convert_identifies_the_model(capsys, tmp_path):
     torch.save({"model": kit.weights("stvit_small")}, tmp_path / "official.pth")
     target = tmp_path / "ours.safetensors"
     code, out, err = run(capsys, "convert", str(tmp_path / "official.pth"), str(target), "--json")
@@ -83,19 +135,19 @@ def test_convert_names_the_model_and_writes_its_file(capsys, tmp_path):
     assert "svit_small, 1000 classes" in out
 
 
-def test_convert_refuses_what_it_cannot_do(capsys, tmp_path):
+def test_convert_rejects_missing_input_and_wrong_suffix(capsys, tmp_path):
     code, _, err = run(capsys, "convert", str(tmp_path / "absent.pth"), str(tmp_path / "out.safetensors"))
     assert code == 1
     assert "no such checkpoint" in err
     code, _, err = run(capsys, "convert", str(tmp_path / "absent.pth"), str(tmp_path / "out.pth"))
     assert code == 1
-    assert "must end in .safetensors" in err
+    assert "expected OUT to end in .safetensors" in err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bench_measures_side_by_side_and_keeps_its_circumstances(capsys, tmp_path):
-    words = "bench svit_nano resnet10t --sizes 64 --batch 2 --rounds 2 --seconds 0 --mode inference train --json"
-    code, out, _ = run(capsys, *words.split(), "--out", str(tmp_path), "--device", "cpu")
+def test_bench_writes_rows_with_machine_and_conditions(capsys, tmp_path):
+    command = "bench svit_nano resnet10t --sizes 64 --batch 2 --rounds 2 --seconds 0 --mode inference train --json"
+    code, out, _ = run(capsys, *command.split(), "--out", str(tmp_path), "--device", "cpu")
     assert code == 0
     document = json.loads(out)
     assert [(row["model"], row["mode"]) for row in document["rows"]] == [
@@ -114,39 +166,41 @@ def test_bench_measures_side_by_side_and_keeps_its_circumstances(capsys, tmp_pat
     assert json.loads(saved.read_text()) == document
 
 
-def test_bench_scaling_draws_cost_against_pixels(capsys, tmp_path):
-    words = "bench svit_nano --scaling --sizes 64 96 --batch 1 --rounds 1 --seconds 0 --device cpu"
-    code, out, _ = run(capsys, *words.split(), "--out", str(tmp_path))
+def test_bench_scaling_plots_cost_against_image_size(capsys, tmp_path):
+    command = "bench svit_nano --scaling --sizes 64 96 --batch 1 --rounds 1 --seconds 0 --device cpu"
+    code, out, _ = run(capsys, *command.split(), "--out", str(tmp_path))
     assert code == 0
     assert "svit_nano" in out
-    (picture,) = tmp_path.glob("*scaling.png")
-    assert picture.stat().st_size > 10_000
+    (plot,) = tmp_path.glob("*scaling.png")
+    assert plot.stat().st_size > 10_000
     madds = [row["madds"] for row in json.loads(next(tmp_path.glob("*.json")).read_text())["rows"]]
     assert madds[1] / madds[0] == pytest.approx((96 / 64) ** 2, rel=0.1)  # linear in pixels
 
 
-def test_bench_names_an_unknown_model(capsys):
+def test_bench_rejects_an_unknown_model(capsys):
     code, _, err = run(capsys, "bench", "svit_enormous")
     assert code == 1
     assert "unknown model 'svit_enormous'" in err
 
 
-def test_settings_are_literals_or_text():
+def test_settings_are_literals_or_strings():
     assert settings(["a=1", "b=(2, 3)", "c=conv", "d=None"]) == {"a": 1, "b": (2, 3), "c": "conv", "d": None}
-    with pytest.raises(ValueError, match="expected KEY=VALUE"):
+    with pytest.raises(ValueError, match="expected --set KEY=VALUE, got --set novalue"):
         settings(["novalue"])
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of machines without a GPU")
-def test_a_gpu_that_is_not_there_is_named():
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_pick_device_rejects_a_missing_gpu():
     assert pick_device("auto") == "cpu"
-    with pytest.raises(ValueError, match="no CUDA GPU"):
+    with pytest.raises(ValueError, match="got --device cuda: torch finds no CUDA GPU"):
         pick_device("cuda")
 
 
-def test_bench_measures_inference_copies_beside_the_originals(capsys):
-    words = "bench svit_nano resnet10t --sizes 32 --batch 1 --rounds 1 --seconds 0 --optimize both --json --device cpu"
-    code, out, _ = run(capsys, *words.split(), "--memory-format", "contiguous", "channels_last")
+def test_bench_optimize_both_measures_originals_and_copies(capsys):
+    command = (
+        "bench svit_nano resnet10t --sizes 32 --batch 1 --rounds 1 --seconds 0 --optimize both --json --device cpu"
+    )
+    code, out, _ = run(capsys, *command.split(), "--memory-format", "contiguous", "channels_last")
     assert code == 0
     rows = json.loads(out)["rows"]
     assert [(row["channels_last"], row["optimized"]) for row in rows[::2]] == [
@@ -155,22 +209,22 @@ def test_bench_measures_inference_copies_beside_the_originals(capsys):
         (True, False),
         (True, True),
     ]
-    assert all(row["ratio"] == 1 for row in rows[::2])  # every kind has its own baseline
+    assert all(row["ratio"] == 1 for row in rows[::2])  # each combination has its own baseline
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
-        ("--run cuda_graph", "CUDA graphs need a CUDA device, this is cpu"),
-        ("--optimize --mode train", "an inference copy cannot be trained"),
-        ("--batch 8 0", "--batch 0 cannot be measured: expected 1 or more"),
-        ("--sizes 64 -32", "--sizes -32 cannot be measured"),
-        ("--rounds 0", "--rounds 0 cannot be measured"),
-        ("--threads 0", "--threads 0 cannot be measured"),
-        ("--seconds -1", "--seconds -1.0: expected a number of seconds"),
+        ("--run cuda_graph", "--run cuda_graph needs a CUDA device, got cpu"),
+        ("--optimize --mode train", "--optimize copies are inference-only"),
+        ("--batch 8 0", "expected --batch of at least 1, got 0"),
+        ("--sizes 64 -32", "expected --sizes of at least 1, got -32"),
+        ("--rounds 0", "expected --rounds of at least 1, got 0"),
+        ("--threads 0", "expected --threads of at least 1, got 0"),
+        ("--seconds -1", "expected --seconds of at least 0, got -1.0"),
     ],
 )
-def test_bench_refuses_what_cannot_be_measured(capsys, words, told):
-    code, _, err = run(capsys, *f"bench svit_nano --sizes 32 --device cpu {words}".split())
+def test_bench_rejects_invalid_arguments(capsys, arguments, message):
+    code, _, err = run(capsys, *f"bench svit_nano --sizes 32 --device cpu {arguments}".split())
     assert code == 1
-    assert told in err
+    assert message in err

@@ -1,4 +1,4 @@
-"""Detection from the command line: train, eval, predict, explain, as a person uses them."""
+"""Detection from the command line: train, eval, predict, explain."""
 
 import json
 
@@ -15,12 +15,13 @@ EVAL = ["--data", "scenes", "--split", "val", "--set", "scenes=16", "--workers",
 
 
 def train(out, name: str, head: str, *changes: str):
-    """A run of one epoch, by the command."""
+    """Train for one epoch with `saccade train`."""
     from saccade.cli import main
 
-    words = [word for change in (*SMALL[2:], "epochs=1", "data.scenes=8", *changes) for word in ("--set", change)]
+    settings = [word for change in (*SMALL[2:], "epochs=1", "data.scenes=8", *changes) for word in ("--set", change)]
     assert (
-        main(["train", "--model", name, "--head", head, *words, "--out", str(out), "--quiet", "--device", "cpu"]) == 0
+        main(["train", "--model", name, "--head", head, *settings, "--out", str(out), "--quiet", "--device", "cpu"])
+        == 0
     )
     return out
 
@@ -38,18 +39,18 @@ def sparse(tmp_path_factory):
 
 
 @pytest.fixture
-def picture(tmp_path):
+def image(tmp_path):
     SceneObjects(1, 64).read(0).resize((80, 60)).save(tmp_path / "scene.png")
     return tmp_path / "scene.png"
 
 
-def test_train_leaves_weights_result_files_and_a_page(folder):
+def test_train_writes_weights_result_and_report(folder):
     assert {"last.safetensors", "result.json", "report.html", "metrics.csv"} <= {file.name for file in folder.iterdir()}
     final = json.loads((folder / "result.json").read_text())["final"]
     assert {"box_ap", "box_ap50", "mask_ap"} <= final.keys()
 
 
-def test_eval_prints_cocos_table_for_boxes_and_masks(capsys, folder, sparse):
+def test_eval_prints_coco_metrics_of_boxes_and_masks(capsys, folder, sparse):
     code, out, _ = run(capsys, "eval", str(folder), *EVAL)
     assert code == 0
     for word in ("AP50", "AP75", "AP small", "AR", "box", "mask", "100 detections", "worst classes"):
@@ -59,10 +60,10 @@ def test_eval_prints_cocos_table_for_boxes_and_masks(capsys, folder, sparse):
     assert "mask" not in out
     assert "7 detections" in out
     code, out, _ = run(capsys, "eval", str(sparse), *EVAL)
-    assert "% at 5 detections" in out  # as the recipe beside the weights has it
+    assert "% at 5 detections" in out  # from the recipe next to the weights
 
 
-def test_eval_writes_cocos_result_files(capsys, folder, tmp_path):
+def test_eval_writes_coco_result_files(capsys, folder, tmp_path):
     code, out, _ = run(capsys, "eval", str(folder), *EVAL, "--out", str(tmp_path), "--json")
     assert code == 0
     document = json.loads(out)
@@ -80,16 +81,16 @@ def test_eval_writes_cocos_result_files(capsys, folder, tmp_path):
     assert masks[0]["segmentation"]["size"] == [48, 48]
 
 
-def test_predict_draws_objects_and_writes_them_down(capsys, folder, picture, tmp_path):
+def test_predict_writes_overlay_and_json(capsys, folder, image, tmp_path):
     out = tmp_path / "out"
     common = ("--device", "cpu", "--out", str(out))
-    code, text, err = run(capsys, "predict", str(folder), str(picture), "--threshold", "0.01", *common)
+    code, text, err = run(capsys, "predict", str(folder), str(image), "--threshold", "0.01", *common)
     assert (code, err) == (0, "")
     assert "scene_objects.png" in text
     (entry,) = json.loads((out / "predictions.json").read_text())["predictions"]
     drawn = Image.open(out / entry["overlay"])
     assert drawn.size == tuple(entry["size"]) == (80, 60)
-    assert not np.array_equal(np.asarray(drawn), np.asarray(Image.open(picture).convert("RGB")))
+    assert not np.array_equal(np.asarray(drawn), np.asarray(Image.open(image).convert("RGB")))
     scores = [one["score"] for one in entry["objects"]]
     assert scores == sorted(scores, reverse=True)
     assert scores[-1] >= 0.01
@@ -99,13 +100,13 @@ def test_predict_draws_objects_and_writes_them_down(capsys, folder, picture, tmp
         assert 0 <= y0 < y1 <= 60
         assert one["name"] == SceneObjects.classes[one["label"] - 1]
         assert coco_mask.decode(one["segmentation"]).shape == (60, 80)
-    code, text, _ = run(capsys, "predict", str(folder), str(picture), "--threshold", "1", "--device", "cpu")
+    code, text, _ = run(capsys, "predict", str(folder), str(image), "--threshold", "1", "--device", "cpu")
     assert code == 0
-    assert "nothing" in text
+    assert "no objects" in text
 
 
-def test_predict_without_masks(capsys, sparse, picture):
-    code, out, _ = run(capsys, "predict", str(sparse), str(picture), "--threshold", "0", "--device", "cpu", "--json")
+def test_predict_without_masks(capsys, sparse, image):
+    code, out, _ = run(capsys, "predict", str(sparse), str(image), "--threshold", "0", "--device", "cpu", "--json")
     assert code == 0
     (entry,) = json.loads(out)["predictions"]
     assert 0 < len(entry["objects"]) <= 9
@@ -113,10 +114,10 @@ def test_predict_without_masks(capsys, sparse, picture):
 
 
 @pytest.mark.parametrize(("detector", "steps"), [("folder", "stages.0.blocks.0"), ("sparse", "focus.blocks.0")])
-def test_explain_shows_tokens_and_what_was_found(capsys, request, picture, tmp_path, detector, steps):
+def test_explain_draws_tokens_and_detections(capsys, request, image, tmp_path, detector, steps):
     model = str(request.getfixturevalue(detector))
     out = str(tmp_path / "page")
-    code, text, _ = run(capsys, "explain", str(picture), "--model", model, "--out", out, "--device", "cpu", "--json")
+    code, text, _ = run(capsys, "explain", str(image), "--model", model, "--out", out, "--device", "cpu", "--json")
     assert code == 0
     (entry,) = json.loads(text)["images"]
     assert entry["steps"][0]["name"] == steps
@@ -125,13 +126,13 @@ def test_explain_shows_tokens_and_what_was_found(capsys, request, picture, tmp_p
     assert "What the detector finds" in (tmp_path / "page" / "report.html").read_text()
 
 
-def test_explain_refuses_to_change_a_detector(capsys, folder, picture):
-    code, _, err = run(capsys, "explain", str(picture), "--model", str(folder), "--set", "drop_path_rate=0.1")
+def test_explain_rejects_settings_for_a_detector(capsys, folder, image):
+    code, _, err = run(capsys, "explain", str(image), "--model", str(folder), "--set", "drop_path_rate=0.1")
     assert code == 1
     assert "opens as it is" in err
 
 
-def test_eval_says_what_is_wrong_with_an_option(capsys, sparse):
+def test_eval_rejects_unknown_settings_and_zero_detections(capsys, sparse):
     code, _, err = run(capsys, "eval", str(sparse), *EVAL, "--set", "scene=8")
     assert code != 0
     assert "Did you mean scenes?" in err

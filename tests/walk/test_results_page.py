@@ -1,4 +1,4 @@
-"""docs/results.md is printed from what runs left, and says where each number comes from."""
+"""docs/results.md is generated from docs/results/*.json."""
 
 import json
 import subprocess
@@ -16,12 +16,12 @@ def load():
     return module
 
 
-def test_the_page_is_up_to_date():
-    told = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
+def test_results_page_is_up_to_date():
+    done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
-def test_a_run_becomes_a_row_without_the_paths_of_its_machine(tmp_path, monkeypatch):
+def test_run_becomes_a_row_without_machine_paths(tmp_path, monkeypatch):
     script = load()
     monkeypatch.setattr(script, "DOCS", tmp_path)
     result = {
@@ -36,8 +36,8 @@ def test_a_run_becomes_a_row_without_the_paths_of_its_machine(tmp_path, monkeypa
     }  # fmt: skip
     (tmp_path / "run").mkdir()
     (tmp_path / "run/result.json").write_text(json.dumps(result))
-    kept = script.add(tmp_path / "run")
-    assert "/home/me" not in kept.read_text()
+    added = script.add(tmp_path / "run")
+    assert "/home/me" not in added.read_text()
     page = script.page()
     assert "| `svit_nano` | 2.49 | 158 | 128 | **95.12** | 95.20 |" in page
     assert (
@@ -46,13 +46,13 @@ def test_a_run_becomes_a_row_without_the_paths_of_its_machine(tmp_path, monkeypa
     )
 
 
-def test_a_distilled_run_stands_beside_the_first(tmp_path, monkeypatch):
-    """Same model, same data: two files, two rows, and each says its own command."""
+def test_distilled_run_gets_its_own_row(tmp_path, monkeypatch):
+    """The same model on the same data: two files and two rows, each with its own command."""
     script = load()
     monkeypatch.setattr(script, "DOCS", tmp_path)
-    kept = []
-    for name, top1, teacher in (("first", 28.5, None), ("second", 46.84, "/elsewhere/kept/teacher.safetensors")):
-        checkpoint = "/elsewhere/kept/first.safetensors" if teacher else None
+    added = []
+    for name, top1, teacher in (("first", 28.5, None), ("second", 46.84, "/elsewhere/weights/teacher.safetensors")):
+        checkpoint = "/elsewhere/weights/first.safetensors" if teacher else None
         options = f" --set distill.teacher={teacher} --set model.checkpoint={checkpoint}" if teacher else ""
         result = {
             "model": "svit_nano", "data": "tiny", "classes": 200, "train_images": 40000, "val_images": 5000,
@@ -66,24 +66,24 @@ def test_a_distilled_run_stands_beside_the_first(tmp_path, monkeypatch):
         }  # fmt: skip
         (tmp_path / name).mkdir()
         (tmp_path / name / "result.json").write_text(json.dumps(result))
-        kept.append(script.add(tmp_path / name, "two runs at once"))
-    assert [path.name for path in kept] == ["tiny_svit_nano.json", "tiny_svit_nano_distilled.json"]
-    assert all("/tmp" not in path.read_text() and "carry" not in path.read_text() for path in kept)
+        added.append(script.add(tmp_path / name, "two runs on one GPU"))
+    assert [path.name for path in added] == ["tiny_svit_nano.json", "tiny_svit_nano_distilled.json"]
+    assert all("/tmp" not in path.read_text() and "carry" not in path.read_text() for path in added)
     assert script.add(tmp_path / "first", variant="9 epochs").name == "tiny_svit_nano_9_epochs.json"
     page = script.page()
     assert "| `svit_nano` | 2.59 | 158 | 128 | **28.50** |" in page
     assert "| `svit_nano`, 9 epochs | 2.59 | 158 | 128 | **28.50** |" in page
     assert "| `svit_nano`, distilled | 2.59 | 158 | 128 | **46.84** |" in page
-    assert "(two runs at once): `saccade train r.yaml --data tiny --out runs/first`" in page
+    assert "(two runs on one GPU): `saccade train r.yaml --data tiny --out runs/first`" in page
     assert (
-        "- `svit_nano`, distilled: NVIDIA H200, torch 2.11.0, 2026-01-01, commit abc (two runs at once): `saccade "
+        "- `svit_nano`, distilled: NVIDIA H200, torch 2.11.0, 2026-01-01, commit abc (two runs on one GPU): `saccade "
         "train r.yaml --data tiny --out runs/second --set distill.teacher=teacher.safetensors "
         "--set model.checkpoint=first.safetensors`" in page
     )
 
 
-def test_every_task_of_a_set_has_its_table(tmp_path, monkeypatch):
-    """Boxes without masks, and clips among pictures; a run without a commit does not speak of one."""
+def test_each_task_of_a_data_set_has_a_table(tmp_path, monkeypatch):
+    """Boxes without masks, and video classification; the commit is omitted if unknown."""
     script = load()
     monkeypatch.setattr(script, "DOCS", tmp_path)
     common = {
@@ -93,11 +93,17 @@ def test_every_task_of_a_set_has_its_table(tmp_path, monkeypatch):
         "machine": {"device": "cpu", "torch": "2.11.0", "date": "2026-01-01", "commit": None},
     }  # fmt: skip
     boxes = {"box_ap": 61.23, "box_ap50": 91.0, "box_ap75": 70.0}
-    found = {"model": "sparseformer_nano+sparse", "task": "detection", "score": "box_ap", "final": boxes, "best": boxes}
-    named = {"top1": 90.0, "top5": 99.0, "calibration": 1.0}
-    clips = {"model": "video_sparseformer_nano", "task": "video", "score": "top1", "final": named, "best": named}
+    detector = {
+        "model": "sparseformer_nano+sparse",
+        "task": "detection",
+        "score": "box_ap",
+        "final": boxes,
+        "best": boxes,
+    }
+    accuracy = {"top1": 90.0, "top5": 99.0, "calibration": 1.0}
+    video = {"model": "video_sparseformer_nano", "task": "video", "score": "top1", "final": accuracy, "best": accuracy}
     (tmp_path / "results").mkdir()
-    for number, result in enumerate((found, clips)):
+    for number, result in enumerate((detector, video)):
         (tmp_path / f"results/{number}.json").write_text(json.dumps(common | result))
     page = script.page()
     assert "## scenes, detection" in page

@@ -1,4 +1,4 @@
-"""Segmentation from the command line: train, eval, predict, convert, as a person uses them."""
+"""Segmentation from the command line: train, eval, predict, convert."""
 
 import json
 
@@ -16,23 +16,23 @@ from tests.walk.test_cli import run
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run of one epoch, by the command."""
+    """Train for one epoch with `saccade train`."""
     out = tmp_path_factory.mktemp("walk") / "run"
     from saccade.cli import main
 
-    words = [word for change in (*SMALL[2:], "epochs=1", "data.scenes=20") for word in ("--set", change)]
+    settings = [word for change in (*SMALL[2:], "epochs=1", "data.scenes=20") for word in ("--set", change)]
     model = ["--model", "svit_nano", "--head", "fpn", "--set", "model.head_kwargs={dim: 16, branch_dim: 16}"]
-    assert main(["train", *model, *words, "--out", str(out), "--quiet", "--device", "cpu"]) == 0
+    assert main(["train", *model, *settings, "--out", str(out), "--quiet", "--device", "cpu"]) == 0
     return out
 
 
-def test_eval_prints_miou_and_every_class(capsys, folder, tmp_path):
-    words = ["eval", str(folder), "--data", "scenes", "--set", "scenes=20", "--workers", "0", "--device", "cpu"]
-    code, out, _ = run(capsys, *words, "--per-class")
+def test_eval_prints_miou_and_classes(capsys, folder, tmp_path):
+    command = ["eval", str(folder), "--data", "scenes", "--set", "scenes=20", "--workers", "0", "--device", "cpu"]
+    code, out, _ = run(capsys, *command, "--per-class")
     assert code == 0
     assert "mIoU" in out
     assert "crescent" in out
-    code, out, _ = run(capsys, *words, "--json", "--flip", "--scales", "1", "1.5", "--out", str(tmp_path))
+    code, out, _ = run(capsys, *command, "--json", "--flip", "--scales", "1", "1.5", "--out", str(tmp_path))
     document = json.loads(out)
     assert document["task"] == "segmentation"
     assert document["inference"] == {"window": 0, "stride": 0, "scales": [1.0, 1.5], "flip": True}
@@ -50,7 +50,7 @@ def test_predict_writes_labels_overlay_and_areas(capsys, folder, tmp_path):
     assert "photo_labels.png photo_overlay.png" in text
     labels, overlay = Image.open(out / "photo_labels.png"), Image.open(out / "photo_overlay.png")
     assert labels.size == overlay.size == (75, 50)
-    assert labels.mode == "P"  # values are the class numbers, the palette shows them
+    assert labels.mode == "P"  # values are class indices, coloured by the palette
     assert np.asarray(labels).max() < 11
     (entry,) = json.loads((out / "predictions.json").read_text())["predictions"]
     counts = np.bincount(np.asarray(labels).flatten(), minlength=11)
@@ -59,12 +59,12 @@ def test_predict_writes_labels_overlay_and_areas(capsys, folder, tmp_path):
     assert not np.array_equal(np.asarray(overlay), np.asarray(Image.open(small).convert("RGB")))
 
 
-def test_predict_slides_where_it_is_told_and_skips_what_it_cannot_read(capsys, folder, tmp_path):
+def test_predict_uses_windows_and_skips_unreadable_images(capsys, folder, tmp_path):
     (tmp_path / "in").mkdir()
     Image.open(photo_paths()["coffee"]).resize((90, 70)).save(tmp_path / "in/good.jpg")
-    (tmp_path / "in/bad.jpg").write_bytes(b"not a picture")
-    words = ["predict", str(folder), str(tmp_path / "in"), "--window", "64", "--json", "--device", "cpu"]
-    code, out, err = run(capsys, *words)
+    (tmp_path / "in/bad.jpg").write_bytes(b"not an image")
+    command = ["predict", str(folder), str(tmp_path / "in"), "--window", "64", "--json", "--device", "cpu"]
+    code, out, err = run(capsys, *command)
     assert code == 0
     assert "skipped" in err
     document = json.loads(out)
@@ -72,25 +72,25 @@ def test_predict_slides_where_it_is_told_and_skips_what_it_cannot_read(capsys, f
     assert "bad.jpg" in document["unreadable"][0]
     code, _, err = run(capsys, "predict", str(folder), str(tmp_path / "absent.jpg"))
     assert code == 1
-    assert "no picture at" in err
+    assert "no such file or folder" in err
 
 
-def test_predict_knows_classifiers_too(capsys, tmp_path):
+def test_predict_classifies(capsys, tmp_path):
     from saccade.models.card import Card, Preprocess, save_model
 
     model = saccade.create_model("svit_nano", num_classes=3)
     card = Card("svit_nano", 3, {}, ["ant", "bee", "cat"], Preprocess(64))
     save_model(model, tmp_path / "model.safetensors", card)
-    words = ["predict", str(tmp_path / "model.safetensors"), str(photo_paths()["cat"]), "--top", "2", "--json"]
-    code, out, _ = run(capsys, *words, "--device", "cpu")
+    command = ["predict", str(tmp_path / "model.safetensors"), str(photo_paths()["cat"]), "--top", "2", "--json"]
+    code, out, _ = run(capsys, *command, "--device", "cpu")
     assert code == 0
     (entry,) = json.loads(out)["predictions"]
     assert len(entry["classes"]) == 2
-    assert entry["classes"][0]["share"] >= entry["classes"][1]["share"]
+    assert entry["classes"][0]["probability"] >= entry["classes"][1]["probability"]
     assert entry["classes"][0]["name"] in card.classes
 
 
-def test_convert_an_official_segmentation_file(capsys, tmp_path):
+def test_convert_writes_an_official_segmenter(capsys, tmp_path):
     torch.save(official_file(), tmp_path / "official.pth")
     target = tmp_path / "ours.safetensors"
     code, out, err = run(capsys, "convert", str(tmp_path / "official.pth"), str(target), "--json")

@@ -1,4 +1,4 @@
-"""docs/speed.md is printed from what the benchmarks left."""
+"""docs/speed.md is generated from benchmarks/results/*.json."""
 
 import json
 import subprocess
@@ -6,21 +6,21 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "docs/make_speed.py"
+SCRIPT = Path(__file__).parents[2] / "tools/make_speed.py"
 MACHINE = {"device": "NVIDIA H200", "threads": 8, "torch": "2.11.0", "date": "2026-01-01", "commit": "abc"}
 ROW = {
     "model": "svit_small", "size": 224, "batch": 128, "mode": "train", "compiled": True, "dtype": "bfloat16",
     "channels_last": True, "optimized": False, "cuda_graph": False, "images_per_second": 4000.4, "spread": 0.012,
-    "madds": 4.34e9, "tflops": 104.2, "share_of_ceiling": 0.13, "peak_bytes": 7 * 2**30,
+    "madds": 4.34e9, "tflops": 104.2, "fraction_of_ceiling": 0.13, "peak_bytes": 7 * 2**30,
 }  # fmt: skip
 
 
-def test_the_page_is_up_to_date():
-    told = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
+def test_speed_page_is_up_to_date():
+    done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
-def test_rows_name_their_circumstances(tmp_path, monkeypatch):
+def test_rows_state_their_conditions(tmp_path, monkeypatch):
     spec = spec_from_file_location("make_speed", SCRIPT)
     script = module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -33,18 +33,18 @@ def test_rows_name_their_circumstances(tmp_path, monkeypatch):
     sizes = [plain | {"size": size, "seconds": seconds} for size, seconds in ((224, 0.008), (1024, 0.02))]
     (tmp_path / "three.json").write_text(json.dumps(document | {"rows": sizes}))
     text = script.page()
-    assert "batch 8; pixels grow by 20.9." in text
+    assert "batch 8; the number of pixels grows by a factor of 20.9." in text
     assert "| `svit_small` | 1.000 | 2.500 | 2.5 |" in text
     (tmp_path / "two.json").write_text(json.dumps(document | {"rows": [ROW | {"column": "CUDA graph"}]}))
     script.draw()
     assert [path.name for path in sorted(tmp_path.glob("*.png"))] == ["three.png", "two.png"]
     (tmp_path / "two.json").write_text(json.dumps(document | {"rows": [ROW | {"column": "compiled training"}]}))
     text = script.page()
-    assert "![two](../bench/results/two.png)" in text
+    assert "![two](../benchmarks/results/two.png)" in text
     assert "NVIDIA H200, torch 2.11.0, 2026-01-01, commit abc; ceiling 790.00 TFLOP/s in bfloat16" in text
     assert "| `svit_small` | 224 | 128 | train, compiled, bfloat16, channels-last | 4,000.4 | 1 |" in text
     assert "| `svit_small` | 4,000 (7.0 GiB) |" in text
-    assert "From another run" not in text
+    assert "Other commits" not in text
     earlier = [ROW | {"column": "eager"}, ROW | {"column": "CUDA graph", "commit": "fed"}]
     (tmp_path / "two.json").write_text(json.dumps(document | {"rows": earlier}))
-    assert "From another run, commit fed: CUDA graph.\n" in script.page()
+    assert "Other commits: fed for CUDA graph.\n" in script.page()

@@ -1,4 +1,4 @@
-"""Videos from the command line: train, eval, predict, as a person uses them."""
+"""Video classification from the command line: train, eval, predict."""
 
 import json
 
@@ -19,48 +19,48 @@ def motions(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, motions):
-    """A run of one epoch, by the command."""
+    """Train for one epoch with `saccade train`."""
     out = tmp_path_factory.mktemp("walk") / "run"
     options = TINY.partition("kwargs: ")[2].removesuffix("}")
     changes = (f"model.kwargs={options}", "data={image_size: 32, frames: 4, workers: 0, stride: 2}", "batch_size=4",
                "epochs=1", "trainer.log_every=1")  # fmt: skip
-    words = [word for change in changes for word in ("--set", change)]
+    settings = [word for change in changes for word in ("--set", change)]
     model = ["--model", "video_sparseformer_nano", "--set", f"data.path={motions}"]
-    assert main(["train", *words, *model, "--out", str(out), "--quiet", "--device", "cpu"]) == 0
+    assert main(["train", *settings, *model, "--out", str(out), "--quiet", "--device", "cpu"]) == 0
     return out
 
 
-def test_eval_in_one_and_in_several_views(capsys, folder, motions):
-    words = ["eval", str(folder), "--data", str(motions), "--split", "val", "--workers", "0", "--device", "cpu"]
-    code, out, _ = run(capsys, *words, "--json", "--views", "2", "3")
+def test_eval_averages_views(capsys, folder, motions):
+    command = ["eval", str(folder), "--data", str(motions), "--split", "val", "--workers", "0", "--device", "cpu"]
+    code, out, _ = run(capsys, *command, "--json", "--views", "2", "3")
     document = json.loads(out)
     assert code == 0
     assert document["count"] == 8
     assert list(document["per_class"]) == sorted(MOTIONS)
     assert 0 <= document["top1"] <= document["top5"] <= 100
-    code, out, _ = run(capsys, *words)
+    code, out, _ = run(capsys, *command)
     assert "top-1 %" in out
 
 
-def test_predict_names_the_classes_of_every_video(capsys, folder, motions, tmp_path):
+def test_predict_lists_classes_per_video(capsys, folder, motions, tmp_path):
     (motions / "val" / "left" / "broken.mp4").write_bytes(b"nothing")
-    words = ["predict", str(folder), str(motions / "val"), "--top", "3", "--out", str(tmp_path), "--device", "cpu"]
-    code, out, err = run(capsys, *words, "--views", "2", "1")
+    command = ["predict", str(folder), str(motions / "val"), "--top", "3", "--out", str(tmp_path), "--device", "cpu"]
+    code, out, err = run(capsys, *command, "--views", "2", "1")
     document = json.loads((tmp_path / "predictions.json").read_text())
     assert code == 0
     assert "broken.mp4" in err
     assert len(document["unreadable"]) == 1
     assert len(document["predictions"]) == 8
     for entry in document["predictions"]:
-        shares = [found["share"] for found in entry["classes"]]
-        assert len(shares) == 3
-        assert shares == sorted(shares, reverse=True)
-        assert all(found["name"] in MOTIONS for found in entry["classes"])
+        probabilities = [row["probability"] for row in entry["classes"]]
+        assert len(probabilities) == 3
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert all(row["name"] in MOTIONS for row in entry["classes"])
         assert entry["image"] in out
 
 
-def test_predict_wants_videos(capsys, folder, tmp_path):
+def test_predict_rejects_a_folder_without_videos(capsys, folder, tmp_path):
     (tmp_path / "photo.png").write_bytes(b"no video")
     code, _, err = run(capsys, "predict", str(folder), str(tmp_path), "--device", "cpu")
     assert code == 1
-    assert "holds no videos" in err
+    assert "contains no videos" in err

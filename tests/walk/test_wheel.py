@@ -1,4 +1,4 @@
-"""The package as it is shipped: a wheel in an empty folder, used from somewhere else."""
+"""The wheel, installed into an empty folder and used from another working directory."""
 
 import json
 import os
@@ -17,15 +17,15 @@ NANO = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
 pytest.importorskip("setuptools", minversion="77", reason="builds the wheel without a download")
 
 
-def run(*words, **options):
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, **options)
+def run(*command, **options):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A folder with the wheel unpacked by pip; the tree it was built from has weights for four nano models."""
+    """The folder that pip installed the wheel into, and the wheel; it embeds weights of four nano models."""
     work = tmp_path_factory.mktemp("wheel")
     tree = work / "tree"
     tree.mkdir()
@@ -42,41 +42,41 @@ def installed(tmp_path_factory):
     return work / "site", wheel
 
 
-def somewhere_else(site, tmp_path, *words):
-    """A command of the installed package, run in another folder."""
-    places = {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
-    return run(sys.executable, "-m", "saccade.cli", *words, cwd=tmp_path, env=os.environ | places)
+def run_installed(site, tmp_path, *arguments):
+    """Run a command of the installed package in another folder."""
+    paths = {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
+    return run(sys.executable, "-m", "saccade.cli", *arguments, cwd=tmp_path, env=os.environ | paths)
 
 
 @pytest.mark.slow
-def test_everything_the_package_reads_is_in_the_wheel(installed):
+def test_wheel_contains_every_package_file(installed):
     with zipfile.ZipFile(installed[1]) as wheel:
-        inside = set(wheel.namelist())
-    wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "saccade").rglob("*") if path.is_file()}
-    wanted = {name for name in wanted if "__pycache__" not in name and not name.endswith(".pyc")}
-    assert not wanted - inside
-    assert {f"saccade/weights/{name}.tiny_imagenet.{end}" for name in NANO for end in ("safetensors", "md")} <= inside
+        packed = set(wheel.namelist())
+    files = {str(path.relative_to(ROOT)) for path in (ROOT / "saccade").rglob("*") if path.is_file()}
+    files = {name for name in files if "__pycache__" not in name and not name.endswith(".pyc")}
+    assert not files - packed
+    assert {f"saccade/weights/{name}.tiny_imagenet.{end}" for name in NANO for end in ("safetensors", "md")} <= packed
 
 
 @pytest.mark.slow
-def test_the_demo_runs_from_another_folder(installed, tmp_path):
+def test_demo_runs_from_another_folder(installed, tmp_path):
     site, _ = installed
-    where = run(
+    location = run(
         sys.executable, "-c", "import saccade; print(saccade.__file__)",
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"},
     )  # fmt: skip
-    assert where.startswith(str(site))
-    assert "example: saccade demo" in somewhere_else(site, tmp_path, "demo", "--help")
-    told = json.loads(somewhere_else(site, tmp_path, "demo", "--train-minutes", "0", "--device", "cpu", "--json"))
-    assert [row["model"] for row in told["models"]] == list(NANO)
-    assert all(row["trained"] and row["predictions"]["coffee"] for row in told["models"])
-    assert (tmp_path / told["page"]).stat().st_size > 100_000
+    assert location.startswith(str(site))
+    assert "example: saccade demo" in run_installed(site, tmp_path, "demo", "--help")
+    document = json.loads(run_installed(site, tmp_path, "demo", "--train-minutes", "0", "--device", "cpu", "--json"))
+    assert [row["model"] for row in document["models"]] == list(NANO)
+    assert all(row["trained"] and row["predictions"]["coffee"] for row in document["models"])
+    assert (tmp_path / document["page"]).stat().st_size > 100_000
 
 
 @pytest.mark.slow
 def test_embedded_weights_predict_from_another_folder(installed, tmp_path):
     site, _ = installed
-    photo = site / "saccade/data/synthetic/photos/cat.jpg"
-    told = json.loads(somewhere_else(site, tmp_path, "predict", "svit_nano", photo, "--device", "cpu", "--json"))
-    names = {row["name"] for row in told["predictions"][0]["classes"]}
+    photo = site / "saccade/data/photos/cat.jpg"
+    document = json.loads(run_installed(site, tmp_path, "predict", "svit_nano", photo, "--device", "cpu", "--json"))
+    names = {row["name"] for row in document["predictions"][0]["classes"]}
     assert names == {"tabby", "espresso", "goldfish", "crane"}

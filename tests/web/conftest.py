@@ -1,4 +1,4 @@
-"""Small pictures, a small service, and the page it stands behind."""
+"""Small images, a small service, and its running page."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from saccade.web.service import Service
 
 @pytest.fixture(scope="session")
 def segmenter(tmp_path_factory):
-    """A run's folder with a segmenter of three classes."""
+    """The run folder of a segmenter with three classes."""
     import torch
 
     torch.manual_seed(0)
@@ -31,8 +31,8 @@ def service(segmenter, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def running(service):
-    """The page, listening."""
+def server(service):
+    """The running page."""
     pytest.importorskip("gradio")
     from saccade.web.server import start
 
@@ -42,13 +42,13 @@ def running(service):
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory):
-    """Files of 24 different pictures: number -> path."""
-    folder = tmp_path_factory.mktemp("pictures")
-    return [make_picture(folder / f"picture-{number}.png", number) for number in range(24)]
+def images(tmp_path_factory):
+    """Paths of 24 different images."""
+    folder = tmp_path_factory.mktemp("images")
+    return [make_image(folder / f"image-{number}.png", number) for number in range(24)]
 
 
-def make_picture(path, seed, size=(64, 80)):
+def make_image(path, seed, size=(64, 80)):
     random = np.random.default_rng(seed)
     small = Image.fromarray(random.integers(0, 256, (8, 10, 3), dtype=np.uint8))
     small.resize(size[::-1], Image.Resampling.BICUBIC).save(path)

@@ -1,15 +1,15 @@
-"""The page in a real browser: upload, see, click, compare, be refused. Desktop and phone."""
+"""The page in a browser, at desktop and phone size: upload, click, compare, errors."""
 
 import shutil
 
 import numpy as np
 import pytest
 
-from saccade.data.synthetic.photos import photo_paths
-from saccade.web.look import first_token, token_at
+from saccade.data.photos import photo_paths
+from saccade.web.inspection import default_token, token_at
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine: apt-get install chromium")
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium: apt-get install chromium")
 pytest.importorskip("gradio", reason="the page needs the web extra: pip install 'saccade[web]'")
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 
@@ -26,28 +26,27 @@ def browser():
 
 
 @pytest.fixture
-def page(browser, running, request):
-    """A fresh visitor; errors of the page's scripts fail the test."""
+def page(browser, server, request):
+    """A new browser session; a JavaScript error fails the test."""
     width, height = SIZES[getattr(request, "param", "desktop")]
     context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True)
-    visitor = context.new_page()
+    tab = context.new_page()
     errors: list[str] = []
-    visitor.on("pageerror", lambda error: errors.append(str(error)))
-    visitor.set_default_timeout(20_000)
-    visitor.goto(running.url)
-    visitor.wait_for_selector("#picture input[type=file]", state="attached")
-    yield visitor
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.set_default_timeout(20_000)
+    tab.goto(server.url)
+    tab.wait_for_selector("#image input[type=file]", state="attached")
+    yield tab
     context.close()
     assert not errors
 
 
 def upload(page, path):
-    page.set_input_files("#picture input[type=file]", str(path))
+    page.set_input_files("#image input[type=file]", str(path))
 
 
-def seen(page, side="a"):
-    """Until the answer is there."""
-    page.wait_for_selector(f"#answers-{side} .answers li")
+def wait_for_predictions(page, side="a"):
+    page.wait_for_selector(f"#predictions-{side} .predictions li")
     page.wait_for_selector(f"#map-{side} img", state="attached")
 
 
@@ -56,34 +55,34 @@ def source(page, name):
 
 
 @pytest.mark.parametrize("page", SIZES, indirect=True)
-def test_a_photograph_is_answered_and_its_tokens_can_be_clicked(page, service):
+def test_upload_shows_predictions_and_click_selects_a_token(page, service):
     upload(page, CAT)
-    seen(page)
-    look = service.look(CAT, "svit_nano")
-    last = len(look.stages)
-    shown = page.locator("#answers-a .answers .class").all_inner_texts()
-    assert shown == [name for name, _ in look.answers]
-    assert f"Token {first_token(look, last)} of" in page.inner_text("#facts-a")
+    wait_for_predictions(page)
+    inspection = service.inspect(CAT, "svit_nano")
+    last = len(inspection.stages)
+    shown = page.locator("#predictions-a .predictions .class").all_inner_texts()
+    assert shown == [name for name, _ in inspection.predictions]
+    assert f"Token {default_token(inspection, last)} of" in page.inner_text("#summary-a")
 
     mosaic = page.locator("#mosaic-a img")
     mosaic.scroll_into_view_if_needed()
     sync_api.expect(mosaic).to_be_visible()
     before, box = source(page, "map-a"), mosaic.bounding_box()
-    # a place whose token is another one than is shown
-    places = [(x, y) for x in (0.15, 0.5, 0.85) for y in (0.3, 0.6, 0.85)]
-    x, y = next(p for p in places if token_at(look, last, *p) != first_token(look, last))
+    # a position with another token than the one that is shown
+    positions = [(x, y) for x in (0.15, 0.5, 0.85) for y in (0.3, 0.6, 0.85)]
+    x, y = next(p for p in positions if token_at(inspection, last, *p) != default_token(inspection, last))
     mosaic.click(position={"x": x * box["width"], "y": y * box["height"]})
-    wanted = token_at(look, last, x, y)
-    page.wait_for_function(f"document.querySelector('#facts-a').innerText.startsWith('Token {wanted} of')")
+    expected = token_at(inspection, last, x, y)
+    page.wait_for_function(f"document.querySelector('#summary-a').innerText.startsWith('Token {expected} of')")
     page.wait_for_function(f"document.querySelector('#map-a img').src !== {before!r}")
-    assert page.input_value("#token-a input") == str(wanted)
-    assert "in importance for" in page.inner_text("#facts-a")
+    assert page.input_value("#token-a input") == str(expected)
+    assert "Importance rank" in page.inner_text("#summary-a")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
 
 
-def test_stage_and_opacity_draw_anew(page):
+def test_stage_and_opacity_redraw_the_mosaic(page):
     upload(page, CAT)
-    seen(page)
+    wait_for_predictions(page)
     before = source(page, "mosaic-a")
     page.fill("#stage-a input[type=number]", "1")
     page.press("#stage-a input[type=number]", "Tab")
@@ -96,15 +95,15 @@ def test_stage_and_opacity_draw_anew(page):
 
 
 @pytest.mark.parametrize("page", SIZES, indirect=True)
-def test_two_models_side_by_side_on_a_bundled_photograph(page, service):
+def test_two_models_are_compared_on_a_photograph(page, service):
     page.locator("#photos button.thumbnail-item, #photos .thumbnail-item").nth(3).click()  # the cat
-    seen(page)
+    wait_for_predictions(page)
     page.click("#model-b input")
     page.get_by_role("option", name="vt_nano").click()
-    seen(page, "b")
-    first, second = (page.locator(f"#answers-{side} .class").first.inner_text() for side in "ab")
-    assert first == service.look(CAT, "svit_nano").answers[0][0]
-    assert second == service.look(CAT, "vt_nano").answers[0][0]
+    wait_for_predictions(page, "b")
+    first, second = (page.locator(f"#predictions-{side} .class").first.inner_text() for side in "ab")
+    assert first == service.inspect(CAT, "svit_nano").predictions[0][0]
+    assert second == service.inspect(CAT, "vt_nano").predictions[0][0]
     left, right = (page.locator(f"#pane-{side}").bounding_box() for side in "ab")
     if page.viewport_size["width"] > 1000:
         assert right["x"] > left["x"] + left["width"] / 2
@@ -112,46 +111,44 @@ def test_two_models_side_by_side_on_a_bundled_photograph(page, service):
         assert right["y"] > left["y"]
 
 
-def test_downloads(page, tmp_path):
+def test_downloads_are_png_and_json(page, tmp_path):
     from PIL import Image
 
     upload(page, CAT)
-    seen(page)
-    for side, suffix in (("png-a", ".png"), ("json-a", ".json")):
-        sync_api.expect(page.locator(f"#{side}")).to_be_enabled()
-        with page.expect_download() as caught:
-            page.click(f"#{side}")
-        assert caught.value.suggested_filename == f"cat-svit_nano{suffix}"
-        caught.value.save_as(tmp_path / f"got{suffix}")
-    assert np.array(Image.open(tmp_path / "got.png")).std() > 20
-    assert '"answers"' in (tmp_path / "got.json").read_text()
+    wait_for_predictions(page)
+    for button, suffix in (("png-a", ".png"), ("json-a", ".json")):
+        sync_api.expect(page.locator(f"#{button}")).to_be_enabled()
+        with page.expect_download() as download:
+            page.click(f"#{button}")
+        assert download.value.suggested_filename == f"cat-svit_nano{suffix}"
+        download.value.save_as(tmp_path / f"downloaded{suffix}")
+    assert np.array(Image.open(tmp_path / "downloaded.png")).std() > 20
+    assert '"predictions"' in (tmp_path / "downloaded.json").read_text()
 
 
 @pytest.mark.parametrize("page", SIZES, indirect=True)
-def test_what_is_not_a_picture_is_refused_on_the_page(page, tmp_path):
+def test_page_rejects_a_file_that_is_not_an_image(page, tmp_path):
     (tmp_path / "notes.txt").write_text("dear diary")
     upload(page, tmp_path / "notes.txt")
-    sync_api.expect(page.get_by_text("notes.txt")).to_be_visible()  # the browser's side sees the kind of file
-    (tmp_path / "holiday.jpg").write_text("a text that calls itself a picture")
+    sync_api.expect(page.get_by_text("notes.txt")).to_be_visible()  # Gradio's client checks the file type
+    (tmp_path / "holiday.jpg").write_text("text with the suffix of an image")
     upload(page, tmp_path / "holiday.jpg")
     message = page.locator("#message .notice.error")
-    sync_api.expect(message).to_have_text(
-        "holiday.jpg is not a picture. JPEG, PNG, WebP, GIF, BMP and TIFF can be read here."
-    )
-    upload(page, CAT)  # and the page goes on
-    seen(page)
+    sync_api.expect(message).to_have_text("holiday.jpg is not an image. Supported: JPEG, PNG, WebP, GIF, BMP and TIFF.")
+    upload(page, CAT)  # the page still works
+    wait_for_predictions(page)
     sync_api.expect(message).to_have_count(0)
 
 
-def test_an_upload_that_is_too_large_is_refused_on_the_page(page, tmp_path):
+def test_page_rejects_a_large_upload(page, tmp_path):
     (tmp_path / "huge.jpg").write_bytes(b"\0" * 11_000_000)
     upload(page, tmp_path / "huge.jpg")
     sync_api.expect(page.get_by_text("size", exact=False).filter(has_text="maximum")).to_be_visible()
 
 
-def test_the_segmentation_tab(page, pictures):
+def test_segmentation_tab_lists_areas(page, images):
     page.get_by_role("tab", name="Segmentation").click()
-    page.wait_for_selector("#segment-picture input[type=file]", state="attached")
-    page.set_input_files("#segment-picture input[type=file]", str(pictures[0]))
+    page.wait_for_selector("#segment-image input[type=file]", state="attached")
+    page.set_input_files("#segment-image input[type=file]", str(images[0]))
     page.wait_for_selector("#segment-map img")
     assert page.locator("#segment-areas .areas li").count() >= 1

@@ -1,4 +1,4 @@
-"""Two hundred requests from sixteen clients, one of which leaves: none lost, none mixed up, memory bounded."""
+"""200 requests from 16 clients, with another that disconnects: complete, not mixed up, in bounded memory."""
 
 import json
 import subprocess
@@ -15,29 +15,29 @@ import httpx
 from gradio_client import Client, handle_file
 
 from saccade.web.catalogue import Catalogue
-from saccade.web.look import facts
-from saccade.web.service import KEPT, Service
-from tests.web.conftest import make_picture
+from saccade.web.inspection import summarize
+from saccade.web.service import MAX_CACHED, Service
+from tests.web.conftest import make_image
 from tests.weights.folder import SHIPPED, weights_in
 
-REQUESTS, CLIENTS, PICTURES = 200, 16, 40  # more pictures than are remembered: most looks are real ones
-GROWTH = 400  # megabytes between a warm server and the end
+REQUESTS, CLIENTS, IMAGES = 200, 16, 40  # more images than cached results: most requests run the model
+MAX_GROWTH = 400  # megabytes after warm-up
 
 
 @pytest.fixture
-def server():
-    """`saccade serve` as a process of its own: (its first line of JSON, its id)."""
+def process():
+    """`saccade serve` as a subprocess: its JSON output and process id."""
     command = [sys.executable, "-m", "saccade.cli", "serve", "--model", "svit_nano", "--json", "--device", "cpu"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     lines = ""
-    assert process.stdout is not None
+    assert started.stdout is not None
     while not lines.rstrip().endswith("\n}"):
-        line = process.stdout.readline()
-        assert line, "the server ended before it listened"
+        line = started.stdout.readline()
+        assert line, "the server exited before it was ready"
         lines += line
-    yield json.loads(lines), process.pid
-    process.terminate()
-    process.wait(20)
+    yield json.loads(lines), started.pid
+    started.terminate()
+    started.wait(20)
 
 
 def megabytes(pid: int) -> float:
@@ -47,47 +47,45 @@ def megabytes(pid: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads memory from /proc")
-def test_two_hundred_requests_from_sixteen_clients(server, tmp_path):
-    told, pid = server
-    assert PICTURES > KEPT
-    paths = [make_picture(tmp_path / f"picture-{number}.png", number) for number in range(PICTURES)]
-    with weights_in(SHIPPED):  # as the server's own process has it
+def test_concurrent_requests_get_their_own_results(process, tmp_path):
+    output, pid = process
+    assert IMAGES > MAX_CACHED
+    paths = [make_image(tmp_path / f"image-{number}.png", number) for number in range(IMAGES)]
+    with weights_in(SHIPPED):  # as in the server process
         direct = Service(Catalogue(models=["svit_nano"]), folder=str(tmp_path / "direct"))
-        expected = [facts(direct.look(str(path), "svit_nano")) for path in paths]
-    mine = threading.local()
+        expected = [summarize(direct.inspect(str(path), "svit_nano")) for path in paths]
+    local = threading.local()
 
-    def ask(number: int):
-        if not hasattr(mine, "client"):
-            mine.client = Client(told["url"], verbose=False)
-        which = number % PICTURES
-        return which, mine.client.predict(handle_file(str(paths[which])), "svit_nano", api_name="/look")
+    def request(number: int):
+        if not hasattr(local, "client"):
+            local.client = Client(output["url"], verbose=False)
+        index = number % IMAGES
+        return index, local.client.predict(handle_file(str(paths[index])), "svit_nano", api_name="/inspect")
 
-    def leave(url: str):
-        """A client that asks and goes, again and again."""
+    def disconnect(url: str):
+        """Send requests and disconnect without reading the results."""
         with httpx.Client(base_url=url, timeout=60) as http:
             for path in paths[:20]:
                 with open(path, "rb") as file:
-                    (kept,) = http.post("gradio_api/upload", files={"files": (path.name, file)}).json()
-                data = [{"path": kept, "meta": {"_type": "gradio.FileData"}}, "svit_nano"]
-                event = http.post("gradio_api/call/look", json={"data": data}).json()["event_id"]
-                with http.stream("GET", f"gradio_api/call/look/{event}"):
+                    (uploaded,) = http.post("gradio_api/upload", files={"files": (path.name, file)}).json()
+                data = [{"path": uploaded, "meta": {"_type": "gradio.FileData"}}, "svit_nano"]
+                event = http.post("gradio_api/call/inspect", json={"data": data}).json()["event_id"]
+                with http.stream("GET", f"gradio_api/call/inspect/{event}"):
                     pass
 
     with ThreadPoolExecutor(CLIENTS + 1) as pool:
-        list(pool.map(ask, range(CLIENTS)))  # warm
-        warm, begun = megabytes(pid), time.perf_counter()
-        rude = pool.submit(leave, told["url"])
-        answers = list(pool.map(ask, range(REQUESTS)))
-        rude.result()
-    took, grown = time.perf_counter() - begun, megabytes(pid) - warm
-    print(
-        f"\n{REQUESTS} requests from {CLIENTS} clients in {took:.1f} s; memory {warm:.0f} MB, grown by {grown:.0f} MB"
-    )
-    assert len(answers) == REQUESTS
-    for which, answer in answers:
-        assert answer["picture"] == paths[which].name
-        for one, other in zip(answer["answers"], expected[which]["answers"], strict=True):
-            assert one["class"] == other["class"]
-            assert one["probability"] == pytest.approx(other["probability"], rel=1e-3)
-        assert answer["stages"][0]["title"] == expected[which]["stages"][0]["title"]
-    assert grown < GROWTH
+        list(pool.map(request, range(CLIENTS)))  # warm
+        warm, start = megabytes(pid), time.perf_counter()
+        disconnecting = pool.submit(disconnect, output["url"])
+        results = list(pool.map(request, range(REQUESTS)))
+        disconnecting.result()
+    seconds, grown = time.perf_counter() - start, megabytes(pid) - warm
+    print(f"\n{REQUESTS} requests from {CLIENTS} clients in {seconds:.1f} s; memory {warm:.0f} MB + {grown:.0f} MB")
+    assert len(results) == REQUESTS
+    for index, result in results:
+        assert result["image"] == paths[index].name
+        for row, direct_row in zip(result["predictions"], expected[index]["predictions"], strict=True):
+            assert row["class"] == direct_row["class"]
+            assert row["probability"] == pytest.approx(direct_row["probability"], rel=1e-3)
+        assert result["stages"][0]["title"] == expected[index]["stages"][0]["title"]
+    assert grown < MAX_GROWTH

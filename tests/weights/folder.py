@@ -1,4 +1,4 @@
-"""A weights' folder of a test's own, filled as a maintainer fills the real one."""
+"""Replace the folder of embedded weights and fill it with `tools/embed_weights.py`."""
 
 import json
 from collections.abc import Iterator
@@ -30,27 +30,29 @@ def load_tool():
 
 @contextmanager
 def weights_in(folder: Path) -> Iterator[None]:
-    """`folder` in place of the package's; what is registered meanwhile is forgotten afterwards."""
+    """Use `folder` instead of the one in the package, and restore timm's registry afterwards."""
     registers = ("_model_pretrained_cfgs", "_model_has_pretrained", "_model_with_tags", "_model_default_cfgs")
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         stack.enter_context(patch.object(weights, "FOLDER", folder))
         for name in registers:
             stack.enter_context(patch.object(_registry, name, copy(getattr(_registry, name))))
-        for name, tags in list(_registry._model_with_tags.items()):  # without the package's own tags
+        for name, tags in list(_registry._model_with_tags.items()):  # remove the tags of the package's weights
             if name in saccade.list_models():
                 default = _registry._model_default_cfgs[name]
-                kept = [tag for tag in default.tags if not default.cfgs[tag].file]
-                plain = type(default)(tags=type(default.tags)(kept), cfgs={tag: default.cfgs[tag] for tag in kept})
-                _registry._model_default_cfgs[name] = plain
-                _registry._model_with_tags[name] = [full for full in tags if full.partition(".")[2] in kept]
+                remaining = [tag for tag in default.tags if not default.cfgs[tag].file]
+                entry = type(default)(
+                    tags=type(default.tags)(remaining), cfgs={tag: default.cfgs[tag] for tag in remaining}
+                )
+                _registry._model_default_cfgs[name] = entry
+                _registry._model_with_tags[name] = [full for full in tags if full.partition(".")[2] in remaining]
                 _registry._model_has_pretrained.discard(name)
         register_embedded()
         yield
 
 
 def make_run(out: Path, name: str = "svit_nano", classes: list[str] | None = None, seed: int = 0, **card) -> Path:
-    """What a training run of `name` leaves, without the training: its weights are fresh."""
+    """Write the files of a training run with randomly initialised weights."""
     classes = classes or WORDNET
     torch.manual_seed(seed)
     task, kwargs = card.get("task", "classification"), card.pop("kwargs", {})
@@ -58,8 +60,8 @@ def make_run(out: Path, name: str = "svit_nano", classes: list[str] | None = Non
         model = saccade.create_segmenter(name, card["head"], len(classes), head_kwargs=card.get("head_kwargs"))
     else:
         model = saccade.create_model(name, num_classes=len(classes), **kwargs)
-    about = Card(name, len(classes), kwargs, classes, Preprocess(64, crop_pct=0.9), **card)
-    save_model(model, out / "best.safetensors", about)
+    card_of_run = Card(name, len(classes), kwargs, classes, Preprocess(64, crop_pct=0.9), **card)
+    save_model(model, out / "best.safetensors", card_of_run)
     score = {"top1": 41.5, "top5": 66.6} if task == "classification" else {"miou": 55.5, "aacc": 80.0}
     result = {
         "data": "tiny-imagenet", "train_images": 40000, "val_images": 5000, "epochs": 100, "minutes": 8.5,

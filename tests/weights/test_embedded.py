@@ -1,4 +1,4 @@
-"""Weights that come with the package: found by themselves, offline, through timm's own doors."""
+"""Embedded weights: registered with timm, loaded offline."""
 
 import re
 import subprocess
@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 import saccade
 from saccade import weights
-from saccade.data.synthetic.photos import photo_paths
-from saccade.data.synthetic.scenes import Scenes
+from saccade.data.photos import photo_paths
+from saccade.data.scenes import Scenes
 from saccade.models.card import open_model, read_card, readable
 from saccade.tasks.open import open_task_model
 from tests.weights.folder import SHIPPED, WORDNET, load_tool, make_run, weights_in
@@ -24,14 +24,14 @@ IMAGES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with svit_nano.tiny_imagenet in it."""
+    """A folder that contains svit_nano.tiny_imagenet."""
     with weights_in(tmp_path / "weights"):
         load_tool().embed(make_run(tmp_path / "run"), "tiny_imagenet")
         with weights_in(tmp_path / "weights"):
             yield tmp_path / "weights"
 
 
-def test_a_run_becomes_a_tag_without_an_edit(folder, tmp_path):
+def test_embedded_run_becomes_a_timm_tag(folder, tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == [
         "svit_nano.tiny_imagenet.md",
         "svit_nano.tiny_imagenet.safetensors",
@@ -48,12 +48,12 @@ def test_a_run_becomes_a_tag_without_an_edit(folder, tmp_path):
     assert tagged.pretrained_cfg["label_names"] == ("tabby", "espresso", "goldfish", "crane")
 
 
-def test_a_fresh_model_stays_what_its_family_says(folder):
+def test_default_number_of_classes_is_unchanged(folder):
     assert saccade.create_model("svit_nano").num_classes == 1000
     assert timm.create_model("svit_nano.tiny_imagenet").num_classes == 4
 
 
-def test_other_classes_channels_and_feature_maps_start_from_it(folder):
+def test_weights_adapt_to_classes_channels_and_features_only(folder):
     source = saccade.create_model("svit_nano", pretrained=True).eval()
     other = saccade.create_model("svit_nano", pretrained=True, num_classes=7).eval()
     assert other(IMAGES).shape == (2, 7)
@@ -68,7 +68,7 @@ def test_other_classes_channels_and_feature_maps_start_from_it(folder):
 def test_every_family_can_be_embedded(name, tmp_path):
     with weights_in(tmp_path):
         path = load_tool().embed(make_run(tmp_path / "run", name), "tiny_imagenet")
-        assert path.stat().st_size < weights.LARGEST
+        assert path.stat().st_size < weights.MAX_FILE_BYTES
         with weights_in(tmp_path):
             model = timm.create_model(name, pretrained=True).eval()
             opened, card = open_model(f"{name}.tiny_imagenet")
@@ -76,7 +76,7 @@ def test_every_family_can_be_embedded(name, tmp_path):
             assert (card.classes, card.names[:2]) == (WORDNET, ["tabby", "espresso"])
 
 
-def test_a_segmenter_is_embedded_with_its_head(tmp_path):
+def test_segmenter_is_embedded_with_its_head(tmp_path):
     with weights_in(tmp_path):
         run = make_run(
             tmp_path / "run",
@@ -97,33 +97,34 @@ def test_a_segmenter_is_embedded_with_its_head(tmp_path):
             saccade.create_segmenter("svit_nano", "fpn", pretrained="ade")
 
 
-def test_models_without_weights_say_how_to_get_them(folder):
+def test_pretrained_without_weights_is_an_error_that_helps(folder):
     with pytest.raises(RuntimeError, match=r"svit_small.*hhb072/STViT.*load_checkpoint.*svit_nano.tiny_imagenet"):
         saccade.create_model("svit_small", pretrained=True)
-    with pytest.raises(RuntimeError, match=r"paca_nano\. No weights were published\. Train it"):
+    with pytest.raises(RuntimeError, match=r"paca_nano\. No weights were published; train it"):
         saccade.create_model("paca_nano", pretrained=True)
     with pytest.raises(RuntimeError, match=r"svit_nano\.untrained"):
         timm.create_model("svit_nano.untrained", pretrained=True)
 
 
-def test_the_card_says_what_people_ask(folder):
+def test_card_states_data_accuracy_recipe_and_limits(folder):
     card = (folder / "svit_nano.tiny_imagenet.md").read_text()
-    for words in (
+    for text in (
         'saccade.create_model("svit_nano.tiny_imagenet", pretrained=True)',
         "non-commercial research and education",
         "top1 41.5 %",
-        "`saccade train recipes/small/svit_nano_tiny_imagenet.yaml --data tiny-imagenet`: adamw, rate 0.001, batch 512, "
-        "taught by teacher.safetensors, 100 epochs, 8.5 minutes on a card",
+        "`saccade train recipes/small/svit_nano_tiny_imagenet.yaml --data tiny-imagenet`: "
+        "adamw, learning rate 0.001, batch 512, "
+        "distilled from teacher.safetensors, 100 epochs, 8.5 minutes on a card",
         "64 px, crop 0.9, bicubic",
-        "do not decide about people",
+        "do not use it for decisions about people",
         "Classes: tabby, espresso, goldfish, crane.",
     ):
-        assert words in card
+        assert text in card
     assert "/home/me" not in card
     assert read_card(folder / "svit_nano.tiny_imagenet.safetensors").preprocess.size == 64
 
 
-def test_the_shipped_file_itself_is_measured(tmp_path):
+def test_data_option_evaluates_the_half_precision_file(tmp_path):
     with weights_in(tmp_path / "weights"):
         run = make_run(tmp_path / "run", "vt_nano", Scenes(10, 64, "val").classes)
         path = load_tool().embed(run, "scenes", data="scenes")
@@ -132,55 +133,55 @@ def test_the_shipped_file_itself_is_measured(tmp_path):
         assert "top1 41.5" not in card
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+def test_size_limits_are_checked_before_writing(tmp_path, monkeypatch):
     tool = load_tool()
     with weights_in(tmp_path / "weights"):
         run = make_run(tmp_path / "run")
-        monkeypatch.setattr(weights, "LARGEST", 1_000_000)
-        with pytest.raises(ValueError, match=r"would be \d\.\d MB; at most 1 MB a file"):
+        monkeypatch.setattr(weights, "MAX_FILE_BYTES", 1_000_000)
+        with pytest.raises(ValueError, match=r"expected at most 1 MB per file, got \d\.\d MB"):
             tool.embed(run, "tiny_imagenet")
         monkeypatch.undo()
         with weights_in(tmp_path / "weights"):
-            monkeypatch.setattr(weights, "ALTOGETHER", 6_000_000)
+            monkeypatch.setattr(weights, "MAX_TOTAL_BYTES", 6_000_000)
             tool.embed(run, "first")
             tool.embed(run, "first")  # replaces itself
-            with pytest.raises(ValueError, match="all embedded weights would be"):
+            with pytest.raises(ValueError, match="expected at most 6 MB of embedded weights"):
                 tool.embed(run, "second")
             with pytest.raises(ValueError, match="letters, digits and _"):
                 tool.embed(run, "../escape")
-            with pytest.raises(ValueError, match="the run changed the model"):
+            with pytest.raises(ValueError, match=r"expected a run without model\.kwargs"):
                 tool.embed(make_run(tmp_path / "other", kwargs={"projection": 64}), "third")
             assert {path.name.partition(".")[0] for path in (tmp_path / "weights").iterdir()} == {"svit_nano"}
     assert tool.main([str(tmp_path), "--tag", "x"]) == 1
 
 
-def test_values_beyond_half_precision_keep_single():
+def test_overflowing_tensor_stays_float32():
     tool = load_tool()
-    assert tool.halved(torch.tensor([1.0, 2.0])).dtype == torch.float16
-    assert tool.halved(torch.tensor([1.0, 1e6])).dtype == torch.float32
-    assert tool.halved(torch.tensor([3])).dtype == torch.int64
+    assert tool.to_half(torch.tensor([1.0, 2.0])).dtype == torch.float16
+    assert tool.to_half(torch.tensor([1.0, 1e6])).dtype == torch.float32
+    assert tool.to_half(torch.tensor([3])).dtype == torch.int64
 
 
-def test_a_damaged_file_never_stops_the_import(tmp_path, caplog):
+def test_damaged_file_does_not_break_the_import(tmp_path, caplog):
     (tmp_path / "svit_nano.broken.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0nonsense")
     with weights_in(tmp_path):
-        assert re.search(r"skipping .*svit_nano\.broken\.safetensors", caplog.text)
+        assert "svit_nano.broken.safetensors is left out" in caplog.text
         assert saccade.create_model("svit_nano").num_classes == 1000
 
 
-def test_class_names_are_words():
+def test_wordnet_ids_are_removed_from_class_names():
     assert readable("n01443537 goldfish") == "goldfish"
     assert readable("n02123394_Persian cat") == "Persian cat"
     assert [readable(name) for name in ("n01443537", "nail", "9")] == ["n01443537", "nail", "9"]
 
 
-def test_everything_that_is_shipped_holds_its_promises():
-    """Of the real folder: limits, half precision, a card each, and every one builds and answers."""
+def test_package_weights_have_cards_and_load():
+    """The real folder: size limits, model cards, and every file builds its model."""
     with weights_in(SHIPPED):
         files = weights.embedded()
-        assert sum(path.stat().st_size for path in files.values()) <= weights.ALTOGETHER
+        assert sum(path.stat().st_size for path in files.values()) <= weights.MAX_TOTAL_BYTES
         for name, path in files.items():
-            assert path.stat().st_size <= weights.LARGEST
+            assert path.stat().st_size <= weights.MAX_FILE_BYTES
             assert path.with_suffix(".md").read_text().startswith(f"# {name}\n")
             model, card = open_task_model(path)
             assert model(torch.zeros(1, 3, 64, 64)).shape[1] == card.num_classes == len(card.classes)
@@ -190,23 +191,24 @@ def test_everything_that_is_shipped_holds_its_promises():
 
 
 @pytest.mark.parametrize(
-    ("photo", "words", "first"),
+    ("photo", "labels", "top"),
     [("coffee", ("espresso",), 1), ("rocket", ("projectile",), 3), ("cat", ("cat", "tabby"), 5)],
 )
 @pytest.mark.parametrize("name", NANO)
-def test_shipped_classifiers_know_the_photographs(name, photo, words, first):
-    """Espresso comes first, the rocket among three answers, a cat among five; seen as `saccade predict` sees them."""
-    with weights_in(SHIPPED), Image.open(photo_paths()[photo]) as picture:
+def test_package_classifiers_recognise_the_photographs(name, photo, labels, top):
+    """Espresso is top-1, the rocket in the top 3, the cat in the top 5, with the preprocessing of `saccade predict`."""
+    with weights_in(SHIPPED), Image.open(photo_paths()[photo]) as image:
         model = timm.create_model(f"{name}.tiny_imagenet", pretrained=True).eval()
         transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
         with torch.inference_mode():
-            best = model(transform(picture.convert("RGB"))[None])[0].topk(first).indices.tolist()
-    answers = [model.pretrained_cfg["label_names"][i] for i in best]
-    assert any(word in answer for word in words for answer in answers), answers
+            best = model(transform(image.convert("RGB"))[None])[0].topk(top).indices.tolist()
+    predicted = [model.pretrained_cfg["label_names"][i] for i in best]
+    assert any(label in name for label in labels for name in predicted), predicted
 
 
-def test_shipped_weights_of_a_classifier_start_one_with_more_tokens():
-    """SF-53, SF-67: tokens are new, all else is the classifier's."""
+@pytest.mark.shows("SF-53", "SF-67")
+def test_classifier_weights_initialise_a_model_with_more_tokens():
+    """Only the token embeddings and regions are new."""
     with weights_in(SHIPPED):
         classifier = timm.create_model("sparseformer_nano", pretrained=True).state_dict()
         more = timm.create_model("sparseformer_nano", pretrained=True, num_tokens=49)
@@ -214,26 +216,26 @@ def test_shipped_weights_of_a_classifier_start_one_with_more_tokens():
     for model in (more, detector.backbone):
         state = model.state_dict()
         assert state["embeddings"].shape == (49, 128)
-        kept = [key for key in state if key in classifier and key not in ("embeddings", "regions")]
-        assert len(kept) == len(state.keys() & classifier.keys()) - 2
-        assert all(torch.equal(state[key], classifier[key]) for key in kept)
+        shared = [key for key in state if key in classifier and key not in ("embeddings", "regions")]
+        assert len(shared) == len(state.keys() & classifier.keys()) - 2
+        assert all(torch.equal(state[key], classifier[key]) for key in shared)
 
 
-def test_the_documentation_has_the_figures_of_the_cards():
+def test_weights_page_has_the_accuracy_of_the_cards():
     page = (SHIPPED.parents[1] / "docs" / "weights.md").read_text()
     with weights_in(SHIPPED):
         files = weights.embedded()
-    assert set(files) >= {f"{name}.tiny_imagenet" for name in NANO}
+    assert set(files) == {f"{name}.tiny_imagenet" for name in NANO} | {"paca_nano+paca.camvid"}
     for name, path in files.items():
         row = re.search(rf"^\| `{re.escape(name)}` \|.*$", page, re.MULTILINE)
         assert row, name
-        figures = re.findall(r"\b(?:top1|top5|miou|aacc) ([\d.]+) %", path.with_suffix(".md").read_text())
-        assert len(figures) == 2
-        for figure in figures:
-            assert f" {float(figure):.1f} %" in row.group(), f"{name}: {figure} %"
-        assert f"| {path.stat().st_size / 1e6:.1f} |" in row.group(), f"{name}: its size"
+        accuracy = re.findall(r"\b(?:top1|top5|miou|aacc) ([\d.]+) %", path.with_suffix(".md").read_text())
+        assert len(accuracy) == 2
+        for value in accuracy:
+            assert f" {float(value):.1f} %" in row.group(), f"{name}: {value} %"
+        assert f"| {path.stat().st_size / 1e6:.1f} |" in row.group(), f"{name}: file size"
 
 
-def test_the_tool_is_a_command():
-    told = subprocess.run([sys.executable, load_tool().__file__, "--help"], capture_output=True, text=True, check=True)
-    assert "--tag" in told.stdout
+def test_tool_prints_help():
+    done = subprocess.run([sys.executable, load_tool().__file__, "--help"], capture_output=True, text=True, check=True)
+    assert "--tag" in done.stdout

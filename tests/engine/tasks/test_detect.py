@@ -179,7 +179,7 @@ def test_other_categories_are_refused(run, tmp_path):
 def test_missing_package_is_named_before_training(monkeypatch, head, lacking):
     for name in [name for name in sys.modules if name.partition(".")[0] == lacking] + [lacking]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=rf"this needs {lacking}: pip install 'saccade\[train\]'"):
+    with pytest.raises(ImportError, match=rf"{lacking} is not installed. Run pip install 'saccade\[train\]'"):
         assemble(recipe(f"model.head={head}"))
 
 

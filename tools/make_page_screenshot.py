@@ -1,4 +1,4 @@
-"""Photograph `saccade serve` for docs/serve.md: python docs/make_page_picture.py (needs chromium and playwright)."""
+"""Take the screenshot of `saccade serve` in docs/serve.md: python tools/make_page_screenshot.py (needs chromium)."""
 
 import io
 import shutil
@@ -15,20 +15,20 @@ from saccade.web.catalogue import Catalogue
 from saccade.web.server import start
 from saccade.web.service import Service
 
-COFFEE = (0.5, 0.35)  # where the coffee is in coffee.jpg
-OUT = Path(__file__).parent / "pictures/serve.jpg"
+COFFEE = (0.5, 0.35)  # position of the coffee in coffee.jpg
+OUT = Path(__file__).parent.parent / "docs/pictures/serve.jpg"
 
 
 def main() -> None:
-    running = start(Service(Catalogue()))
-    names = running.service.catalogue.names()
+    server = start(Service(Catalogue()))
+    names = server.service.catalogue.names()
     try:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1280, "height": 900})
-            page.goto(running.url)
-            page.wait_for_selector("#picture input[type=file]", state="attached")
-            page.set_input_files("#picture input[type=file]", str(photo_paths()["coffee"]))
+            page.goto(server.url)
+            page.wait_for_selector("#image input[type=file]", state="attached")
+            page.set_input_files("#image input[type=file]", str(photo_paths()["coffee"]))
             page.wait_for_selector("#map-a img")
             page.click("#model-b input")
             page.get_by_role("option", name=names[1], exact=True).click()
@@ -44,7 +44,7 @@ def main() -> None:
             shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
             browser.close()
     finally:
-        running.close()
+        server.close()
     shot.save(OUT, quality=76, optimize=True)
     print(f"wrote {OUT} {shot.size}")
 
