@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from saccade import explain as explain  # a package that can be called
 from saccade import models as models  # registers the models
-from saccade.explain.record import record
+from saccade.explain.hooks.record import record
 from saccade.models.checkpoint import LoadReport, convert_official, load_checkpoint, save_checkpoint
 from saccade.models.registry import create_model, list_models
 from saccade.tasks.detection import create_detector

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from saccade.explain.record import block_name
+from saccade.explain.hooks.record import block_name
 from saccade.layers.attention import in_sight
 
 

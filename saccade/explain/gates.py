@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.explain.record import reporters
+from saccade.explain.hooks.record import reporters
 from saccade.tokens.trace import AssignmentTrace
 
 

@@ -9,7 +9,7 @@ import torch
 from timm.models import get_pretrained_cfg
 from torch import nn
 
-from saccade.explain.record import reporters
+from saccade.explain.hooks.record import reporters
 from saccade.models.card import Card, Preprocess, weights_file
 from saccade.models.checkpoint import load_checkpoint, read_state_dict
 from saccade.models.registry import MEAN, STD, create_model, embedded_tag, list_models

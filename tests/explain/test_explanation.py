@@ -31,7 +31,7 @@ def cat():
 
 def test_the_package_is_a_function_too(cat):
     assert callable(saccade.explain)
-    assert saccade.explain.record.record is saccade.record
+    assert saccade.explain.hooks.record.record is saccade.record
     import saccade.explain.mosaic as mosaic
 
     assert inspect.ismodule(mosaic)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import saccade
-from saccade.explain.record import block_name
+from saccade.explain.hooks.record import block_name
 
 
 @pytest.mark.parametrize(
