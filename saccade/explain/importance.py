@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.explain.gates import gated
+from saccade.explain.hooks.gates import gated
 
 Score = Callable[[Any], Tensor]  # model output -> (B,), what to watch
 
