@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import saccade
 from saccade.benchmark import describe_machine, interleave
-from saccade.explain.attend import attentions
+from saccade.explain.hooks.attention import attentions
 from saccade.explain.place import places
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from saccade.explain.attend import Attention, attentions
 from saccade.explain.colours import colour_numbers, num_tokens, stage
 from saccade.explain.density import areas, top_hat
+from saccade.explain.hooks.attention import Attention, attentions
 from saccade.explain.hooks.record import record
 from saccade.explain.images import View
 from saccade.explain.place import Place, draw_maps, places

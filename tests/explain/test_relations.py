@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import saccade
-from saccade.explain.attend import Attention, attentions
+from saccade.explain.hooks.attention import Attention, attentions
 from saccade.explain.observe import observe
 from saccade.explain.relations import centres, draw_links, draw_matrix, relation_figure, relations
 from saccade.kernels import enabled

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import saccade
-from saccade.explain.attend import Attention
+from saccade.explain.hooks.attention import Attention
 from saccade.explain.observe import observe
 from saccade.explain.overlay import border_mask
 from saccade.explain.place import Place

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from saccade.explain.attend import attentions
+from saccade.explain.hooks.attention import attentions
 from saccade.kernels import HAS_TRITON, _switch, enabled
 from saccade.kernels.short_attention import is_short, plain_attention
 from saccade.layers.attention import SelfAttention
