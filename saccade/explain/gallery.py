@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from saccade.explain.colours import token_colours
+from saccade.explain.drawing.colours import token_colours
 from saccade.explain.figure import Figure, Panel
 from saccade.explain.observe import Observation, Step
 from saccade.explain.overlay import boxes, spotlight

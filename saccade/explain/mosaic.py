@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from saccade.explain.colours import token_colours
+from saccade.explain.drawing.colours import token_colours
 from saccade.explain.figure import Figure, Panel
 from saccade.explain.observe import Observation, Step, super_token_numbers
 from saccade.explain.overlay import blend, borders, to_grey

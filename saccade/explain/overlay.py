@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image, ImageDraw
 
-from saccade.explain.colours import BLUE_RED, colour_scale
+from saccade.explain.drawing.colours import BLUE_RED, colour_scale
 
 
 def blend(picture: np.ndarray, colours: np.ndarray, alpha: np.ndarray | float) -> np.ndarray:

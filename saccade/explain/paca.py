@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.explain.colours import token_colours
+from saccade.explain.drawing.colours import token_colours
 from saccade.explain.figure import Figure, Panel
 from saccade.explain.gallery import small
 from saccade.explain.importance import class_logits

@@ -5,7 +5,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from saccade.explain.colours import DARK_BRIGHT, colour_scale, token_colours
+from saccade.explain.drawing.colours import DARK_BRIGHT, colour_scale, token_colours
 from saccade.explain.figure import Figure, Panel
 from saccade.explain.observe import Observation, Step
 from saccade.explain.overlay import scale_to_one, to_grey

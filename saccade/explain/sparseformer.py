@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from saccade.explain.colours import DARK_BRIGHT, colour_scale, token_colours
 from saccade.explain.density import BANDWIDTH, top_hat
+from saccade.explain.drawing.colours import DARK_BRIGHT, colour_scale, token_colours
 from saccade.explain.figure import Figure, Panel
 from saccade.explain.images import View
 from saccade.explain.observe import Observation, Step

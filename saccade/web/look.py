@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from saccade.explain.colours import token_colours
+from saccade.explain.drawing.colours import token_colours
 from saccade.explain.figure import Figure, Panel
 from saccade.explain.images import load_view
 from saccade.explain.importance import Score, by_gradient, by_occlusion

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.explain.colours import BLUE_RED, TOKEN_COLOURS, anchors, colour_numbers, colour_scale, token_colours
+from saccade.explain.drawing.colours import (
+    BLUE_RED,
+    TOKEN_COLOURS,
+    anchors,
+    colour_numbers,
+    colour_scale,
+    token_colours,
+)
 from saccade.tokens.trace import AssignmentTrace
 from tests.explain.planted import looking_at, quadrants
 

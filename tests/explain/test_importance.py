@@ -69,7 +69,7 @@ def test_every_family_can_be_gated_and_importances_agree(name):
     images = torch.rand(1, 3, 64, 64, dtype=torch.float64)
     with torch.no_grad(), saccade.record(model) as traces:
         whole = model(images)
-    from saccade.explain.colours import num_tokens
+    from saccade.explain.drawing.colours import num_tokens
 
     counts = [num_tokens(trace) for trace in traces]
     slopes = by_gradient(model, images, class_score(3), counts)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.explain.colours import token_colours
+from saccade.explain.drawing.colours import token_colours
 from saccade.explain.mosaic import FAINT, STRONG, mosaic, paint, strongest
 from saccade.explain.overlay import blend, border_mask, borders, boxes, dots, heat, masked, spotlight, tint, to_grey
 from saccade.tokens.trace import AssignmentTrace

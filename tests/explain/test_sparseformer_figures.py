@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from saccade.explain.colours import token_colours
+from saccade.explain.drawing.colours import token_colours
 from saccade.explain.sparseformer import (
     DISTURBANCES,
     disturb,

@@ -9,7 +9,7 @@ import saccade
 from saccade.data.motion import MOTIONS, MotionSet
 from saccade.data.video import VideoFile, write_video
 from saccade.explain.clips import ClipView, as_clips, load_clip
-from saccade.explain.colours import token_colours
+from saccade.explain.drawing.colours import token_colours
 from saccade.explain.tubes import chosen_frames, draw_frame, film_figure, presence, strip_figure, when_figure
 from saccade.tokens.trace import TubeTrace
 
