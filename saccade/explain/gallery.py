@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from saccade.explain.drawing.colours import token_colours
+from saccade.explain.drawing.overlay import boxes, spotlight
 from saccade.explain.figure import Figure, Panel
 from saccade.explain.observe import Observation, Step
-from saccade.explain.overlay import boxes, spotlight
 from saccade.tokens.trace import RegionTrace
 
 SMALL = 256  # pixels across a picture of a gallery

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from saccade.explain.drawing.colours import token_colours
+from saccade.explain.drawing.overlay import heat
 from saccade.explain.figure import Figure, Panel
 from saccade.explain.gallery import small
 from saccade.explain.observe import Observation, Step
-from saccade.explain.overlay import heat
 
 
 def assignment_maps(

@@ -5,8 +5,19 @@ import pytest
 import torch
 
 from saccade.explain.drawing.colours import token_colours
+from saccade.explain.drawing.overlay import (
+    blend,
+    border_mask,
+    borders,
+    boxes,
+    dots,
+    heat,
+    masked,
+    spotlight,
+    tint,
+    to_grey,
+)
 from saccade.explain.mosaic import FAINT, STRONG, mosaic, paint, strongest
-from saccade.explain.overlay import blend, border_mask, borders, boxes, dots, heat, masked, spotlight, tint, to_grey
 from saccade.tokens.trace import AssignmentTrace
 from tests.explain.planted import association, looking_at, quadrants, seen, step, view
 
