@@ -15,7 +15,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from saccade.explain.figure import Figure, Panel
+from saccade.explain.drawing.figure import Figure, Panel
 
 HERE = Path(__file__).parent
 MINI = HERE.parent / "tests/data/nuclei-mini"

@@ -28,7 +28,7 @@ LIMIT = 190_000  # bytes
 
 def overview(photo: str = "astronaut") -> Image.Image:
     """One photograph through the eyes of the four families, for the README."""
-    from saccade.explain.figure import Figure
+    from saccade.explain.drawing.figure import Figure
 
     panels = []
     for model, figure, number, label in OVERVIEW:

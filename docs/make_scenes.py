@@ -13,7 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from saccade.data.objects import SceneObjects, learnable
-from saccade.explain.figure import Figure, Panel
+from saccade.explain.drawing.figure import Figure, Panel
 from saccade.tasks.detections import draw_detections
 from saccade.tasks.open import open_task_model
 

@@ -20,7 +20,7 @@ from saccade.data.masks import read_pair
 from saccade.data.open_masks import open_mask_split
 from saccade.data.photos import photo_paths
 from saccade.engine.evaluate_masks import answer, look_at
-from saccade.explain.figure import Figure, Panel
+from saccade.explain.drawing.figure import Figure, Panel
 from saccade.tasks.inference import WHOLE
 from saccade.tasks.open import open_task_model
 from saccade.tasks.segments import areas, class_colours, overlay

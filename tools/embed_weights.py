@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from saccade import weights
-from saccade.explain.figure import write
+from saccade.explain.drawing.figure import write
 from saccade.models.card import Card, save_model, weights_file
 from saccade.tasks.open import open_task_model
 

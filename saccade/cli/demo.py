@@ -67,8 +67,8 @@ def look(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
     from PIL import Image
 
     from saccade.data.photos import photo_paths
+    from saccade.explain.drawing.figure import Panel
     from saccade.explain.explanation import explain
-    from saccade.explain.figure import Panel
     from saccade.explain.gallery import small
     from saccade.explain.overview import Column
     from saccade.explain.report import draw
@@ -152,7 +152,7 @@ def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> 
 
 def write_page(seen: list[dict[str, Any]], trained: dict[str, Any] | None, out: Path) -> Path:
     """index.html: the overview, the numbers, what was learned, and each family's own figure."""
-    from saccade.explain.figure import write
+    from saccade.explain.drawing.figure import write
     from saccade.explain.overview import STYLE, overview
     from saccade.explain.report import document, table
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from saccade.explain.clips import as_clips, load_clip
-from saccade.explain.figure import write
+from saccade.explain.drawing.figure import write
 from saccade.explain.images import ImageSource, as_list, load_view, unique_names
 from saccade.explain.one_clip import explain_clip
 from saccade.explain.one_picture import KINDS, ImageExplanation, explain_view

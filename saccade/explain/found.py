@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from saccade.explain.figure import Figure, Panel
+from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.images import View
 from saccade.explain.observe import evaluating
 from saccade.tasks.detections import describe_detections, draw_detections

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from saccade.explain.figure import Figure
+from saccade.explain.drawing.figure import Figure
 from saccade.explain.found import found_figure
 from saccade.explain.gallery import gallery, order
 from saccade.explain.images import View

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from saccade.explain.figure import Panel
+from saccade.explain.drawing.figure import Panel
 from saccade.explain.report import picture
 
 STYLE = """

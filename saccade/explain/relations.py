@@ -6,8 +6,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from saccade.explain.drawing.colours import DARK_BRIGHT, colour_scale, token_colours
+from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.drawing.overlay import scale_to_one, to_grey
-from saccade.explain.figure import Figure, Panel
 from saccade.explain.observe import Observation, Step
 from saccade.tokens.trace import AssignmentTrace
 

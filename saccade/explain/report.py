@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from saccade.explain.figure import Figure, Panel, animate, encode
+from saccade.explain.drawing.figure import Figure, Panel, animate, encode
 
 if TYPE_CHECKING:
     from saccade.explain.explanation import Explanation

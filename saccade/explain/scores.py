@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from saccade.explain.curves import Curve, deletion, insertion
 from saccade.explain.density import BANDWIDTH
-from saccade.explain.figure import write
+from saccade.explain.drawing.figure import write
 from saccade.explain.images import View, frame
 from saccade.explain.importance import by_gradient, class_logits, class_score
 from saccade.explain.labelled import Entry, Sample, read_labelled

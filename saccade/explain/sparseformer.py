@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from saccade.explain.density import BANDWIDTH, top_hat
 from saccade.explain.drawing.colours import DARK_BRIGHT, colour_scale, token_colours
+from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.drawing.overlay import blend, boxes, dots, scale_to_one, to_grey
-from saccade.explain.figure import Figure, Panel
 from saccade.explain.images import View
 from saccade.explain.observe import Observation, Step
 

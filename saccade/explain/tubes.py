@@ -8,8 +8,8 @@ from torch import Tensor
 
 from saccade.explain.clips import ClipView
 from saccade.explain.drawing.colours import DARK_BRIGHT, colour_scale, token_colours
+from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.drawing.overlay import boxes, dots, to_grey
-from saccade.explain.figure import Figure, Panel
 from saccade.tokens.trace import TubeTrace
 
 STRIP = 8  # frames of a strip at most

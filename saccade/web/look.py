@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from saccade.explain.drawing.colours import token_colours
+from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.drawing.overlay import blend, boxes, spotlight
-from saccade.explain.figure import Figure, Panel
 from saccade.explain.images import load_view
 from saccade.explain.importance import Score, by_gradient, by_occlusion
 from saccade.explain.mosaic import paint, strongest

@@ -13,8 +13,8 @@ from PIL import Image
 
 import saccade
 from saccade.data.photos import photo_paths
+from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.explanation import explain
-from saccade.explain.figure import Figure, Panel
 
 FAMILIES = {
     "svit_nano": {"mosaic", "super_tokens", "anchor", "tokens", "relations"},
