@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from saccade.explain.curves import Curve, deletion, insertion
-from saccade.explain.density import BANDWIDTH
+from saccade.explain.drawing.density import BANDWIDTH
 from saccade.explain.drawing.figure import write
 from saccade.explain.images import View, frame
 from saccade.explain.importance import by_gradient, class_logits, class_score

@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from saccade.explain.density import BANDWIDTH, top_hat
 from saccade.explain.drawing.colours import DARK_BRIGHT, colour_scale, token_colours
+from saccade.explain.drawing.density import BANDWIDTH, top_hat
 from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.drawing.overlay import blend, boxes, dots, scale_to_one, to_grey
 from saccade.explain.images import View

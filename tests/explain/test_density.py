@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from saccade.explain.density import areas, top_hat
+from saccade.explain.drawing.density import areas, top_hat
 from saccade.explain.sparseformer import density
 from tests.explain.planted import looking_at, step
 
