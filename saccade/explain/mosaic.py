@@ -3,11 +3,11 @@
 import numpy as np
 import torch
 
+from saccade.explain.drawing.alignment import draw_maps
 from saccade.explain.drawing.colours import token_colours
 from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.drawing.overlay import blend, borders, to_grey
 from saccade.explain.observe import Observation, Step, super_token_numbers
-from saccade.explain.place import draw_maps
 from saccade.tokens.trace import AssociationTrace
 
 MANY = 256  # super tokens that are compared smoothly

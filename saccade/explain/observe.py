@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from saccade.explain.drawing.alignment import Place, draw_maps, places
 from saccade.explain.drawing.colours import colour_numbers, num_tokens, stage
 from saccade.explain.drawing.density import areas, top_hat
 from saccade.explain.hooks.attention import Attention, attentions
 from saccade.explain.hooks.record import record
 from saccade.explain.images import View
-from saccade.explain.place import Place, draw_maps, places
 from saccade.tokens.trace import AssociationTrace, RegionTrace, Trace
 
 

@@ -4,11 +4,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.explain.drawing.alignment import axis, draw_maps
 from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.drawing.overlay import borders, boxes, scale_to_one, tint
 from saccade.explain.mosaic import strongest
 from saccade.explain.observe import Observation, Step, super_token_numbers
-from saccade.explain.place import axis, draw_maps
 from saccade.tokens.trace import AssociationTrace
 
 RED, GREEN = (213, 47, 39), (0, 158, 115)

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.explain.drawing.alignment import Place
 from saccade.explain.images import View
 from saccade.explain.observe import Observation, Step, title_of
-from saccade.explain.place import Place
 from saccade.tokens.trace import AssignmentTrace, AssociationTrace, RegionTrace, Trace
 
 

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import saccade
+from saccade.explain.drawing.alignment import places
 from saccade.explain.hooks.record import record
 from saccade.explain.observe import observe
-from saccade.explain.place import places
 from saccade.tokens.super_tokens import SuperTokenizer
 
 

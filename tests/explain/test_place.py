@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import saccade
+from saccade.explain.drawing.alignment import Place, axis, draw_maps, places
 from saccade.explain.hooks.record import reporters
-from saccade.explain.place import Place, axis, draw_maps, places
 
 
 def measured_centre(layers: nn.Module, size: tuple[int, int], cell: tuple[int, int]) -> tuple[float, float]:

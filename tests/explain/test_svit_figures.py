@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import saccade
+from saccade.explain.drawing.alignment import Place
 from saccade.explain.drawing.overlay import border_mask
 from saccade.explain.hooks.attention import Attention
 from saccade.explain.observe import observe
-from saccade.explain.place import Place
 from saccade.explain.svit import anchor_cell, anchor_figure, cell_labels, effective_attention, super_token_figure
 from tests.explain.planted import association, seen, step, view
 
