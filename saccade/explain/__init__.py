@@ -1,7 +1,7 @@
 """Listen to a model, turn what it reports into maps, pictures and scores.
 
 `saccade.explain` is a package and a function at once: `saccade.explain(images, model)` draws, and
-`saccade.explain.hooks.record`, `saccade.explain.mosaic`, … are its parts. Nothing of the drawing is imported before it is
+`saccade.explain.hooks.record`, `saccade.explain.figures.mosaic`, … are its parts. Nothing of the drawing is imported before it is
 called.
 """
 

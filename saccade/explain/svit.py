@@ -7,7 +7,7 @@ from torch import Tensor
 from saccade.explain.drawing.alignment import axis, draw_maps
 from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.drawing.overlay import borders, boxes, scale_to_one, tint
-from saccade.explain.mosaic import strongest
+from saccade.explain.figures.mosaic import strongest
 from saccade.explain.observe import Observation, Step, super_token_numbers
 from saccade.tokens.trace import AssociationTrace
 

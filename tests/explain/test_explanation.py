@@ -32,7 +32,7 @@ def cat():
 def test_the_package_is_a_function_too(cat):
     assert callable(saccade.explain)
     assert saccade.explain.hooks.record.record is saccade.record
-    import saccade.explain.mosaic as mosaic
+    import saccade.explain.figures.mosaic as mosaic
 
     assert inspect.ismodule(mosaic)
     found = saccade.explain(cat, "svit_nano", importance=())

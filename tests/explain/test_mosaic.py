@@ -17,7 +17,7 @@ from saccade.explain.drawing.overlay import (
     tint,
     to_grey,
 )
-from saccade.explain.mosaic import FAINT, STRONG, mosaic, paint, strongest
+from saccade.explain.figures.mosaic import FAINT, STRONG, mosaic, paint, strongest
 from saccade.tokens.trace import AssignmentTrace
 from tests.explain.planted import association, looking_at, quadrants, seen, step, view
 
@@ -71,7 +71,7 @@ def test_thousands_of_super_tokens_are_compared_without_their_maps(monkeypatch):
     truth = torch.arange(16)[:, None] // 4 * 4 + torch.arange(16)[None] // 4
     truth[4:8, 2:4] = 5  # a piece of the cell to the left
     one = step(association(truth, 4), (16, 16))
-    monkeypatch.setattr("saccade.explain.mosaic.MANY", 1)
+    monkeypatch.setattr("saccade.explain.figures.mosaic.MANY", 1)
     labels, lead = strongest(one, (32, 32))
     assert (labels == np.kron(truth.numpy(), np.ones((2, 2), int))).all()
     assert lead.min() == 1
