@@ -69,7 +69,7 @@ def look(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
     from saccade.data.photos import photo_paths
     from saccade.explain.drawing.figure import Panel
     from saccade.explain.explanation import explain
-    from saccade.explain.gallery import small
+    from saccade.explain.figures.gallery import small
     from saccade.explain.overview import Column
     from saccade.explain.report import draw
     from saccade.explain.subject import load_subject
@@ -115,7 +115,7 @@ def look(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
 
 def lighter(figure: Any) -> Any:
     """A figure in the size it has on the page: one that is shared should not weigh ten megabytes."""
-    from saccade.explain.gallery import small
+    from saccade.explain.figures.gallery import small
 
     across = max(240, 1240 // min(figure.columns, len(figure.panels)))
     return figure._replace(panels=[panel._replace(picture=small(panel.picture, across)) for panel in figure.panels])

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from saccade.explain.clips import ClipView
-from saccade.explain.gallery import order
+from saccade.explain.figures.gallery import order
 from saccade.explain.hooks.record import record
 from saccade.explain.importance import by_gradient, by_occlusion
 from saccade.explain.observe import evaluating, normalise

@@ -8,9 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from saccade.explain.drawing.figure import Figure
+from saccade.explain.figures.gallery import gallery, order
 from saccade.explain.figures.mosaic import mosaic, strongest
 from saccade.explain.found import found_figure
-from saccade.explain.gallery import gallery, order
 from saccade.explain.images import View
 from saccade.explain.importance import Score, by_gradient, by_occlusion, class_logits, class_score
 from saccade.explain.observe import Step, evaluating, normalise, observe

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from saccade.explain.drawing.colours import token_colours
 from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.drawing.overlay import masked
-from saccade.explain.gallery import small
+from saccade.explain.figures.gallery import small
 from saccade.explain.importance import class_logits
 from saccade.explain.observe import Observation, Step
 from saccade.tokens.trace import AssignmentTrace

@@ -8,7 +8,7 @@ import torch
 from saccade.explain.drawing.colours import token_colours
 from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.drawing.overlay import heat
-from saccade.explain.gallery import small
+from saccade.explain.figures.gallery import small
 from saccade.explain.observe import Observation, Step
 
 
