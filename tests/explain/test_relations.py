@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import saccade
+from saccade.explain.figures.relations import centres, draw_links, draw_matrix, relation_figure, relations
 from saccade.explain.hooks.attention import Attention, attentions
 from saccade.explain.observe import observe
-from saccade.explain.relations import centres, draw_links, draw_matrix, relation_figure, relations
 from saccade.kernels import enabled
 from tests.explain.planted import looking_at, quadrants, step, view
 
