@@ -11,6 +11,7 @@ from saccade.explain.drawing.figure import Figure
 from saccade.explain.figures.gallery import gallery, order
 from saccade.explain.figures.mosaic import mosaic, strongest
 from saccade.explain.figures.relations import relation_figure, relations
+from saccade.explain.figures.vt import assignment_maps
 from saccade.explain.found import found_figure
 from saccade.explain.images import View
 from saccade.explain.importance import Score, by_gradient, by_occlusion, class_logits, class_score
@@ -27,7 +28,6 @@ from saccade.explain.sparseformer import (
 )
 from saccade.explain.subject import Subject
 from saccade.explain.svit import anchor_figure, effective_attention, super_token_figure
-from saccade.explain.vt import assignment_maps
 from saccade.tokens.trace import AssignmentTrace, AssociationTrace, RegionTrace
 
 KINDS = ("gradient", "occlusion")

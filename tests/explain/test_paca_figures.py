@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from saccade.explain.figures.vt import assignment_maps
 from saccade.explain.paca import classify_clusters, cluster_figure, heat_maps, masks_of
-from saccade.explain.vt import assignment_maps
 from tests.explain.planted import quadrants, seen, step, view
 
 
