@@ -10,13 +10,13 @@ from torch import Tensor
 from saccade.explain.drawing.figure import Figure
 from saccade.explain.figures.gallery import gallery, order
 from saccade.explain.figures.mosaic import mosaic, strongest
+from saccade.explain.figures.paca import classify_clusters, cluster_figure
 from saccade.explain.figures.relations import relation_figure, relations
 from saccade.explain.figures.vt import assignment_maps
 from saccade.explain.found import found_figure
 from saccade.explain.images import View
 from saccade.explain.importance import Score, by_gradient, by_occlusion, class_logits, class_score
 from saccade.explain.observe import Step, evaluating, normalise, observe
-from saccade.explain.paca import classify_clusters, cluster_figure
 from saccade.explain.sparseformer import (
     DISTURBANCES,
     density,

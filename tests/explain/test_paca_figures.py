@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from saccade.explain.figures.paca import classify_clusters, cluster_figure, heat_maps, masks_of
 from saccade.explain.figures.vt import assignment_maps
-from saccade.explain.paca import classify_clusters, cluster_figure, heat_maps, masks_of
 from tests.explain.planted import quadrants, seen, step, view
 
 
@@ -66,7 +66,7 @@ def test_the_figure_shows_what_is_left_of_the_picture():
 
 
 def test_ranks_go_by_probability():
-    from saccade.explain.paca import Clusters
+    from saccade.explain.figures.paca import Clusters
 
     clusters = Clusters(
         torch.zeros(4, 2, 2),
