@@ -12,6 +12,7 @@ from saccade.explain.figures.gallery import gallery, order
 from saccade.explain.figures.mosaic import mosaic, strongest
 from saccade.explain.figures.paca import classify_clusters, cluster_figure
 from saccade.explain.figures.relations import relation_figure, relations
+from saccade.explain.figures.svit import anchor_figure, effective_attention, super_token_figure
 from saccade.explain.figures.vt import assignment_maps
 from saccade.explain.found import found_figure
 from saccade.explain.images import View
@@ -27,7 +28,6 @@ from saccade.explain.sparseformer import (
     token_responses,
 )
 from saccade.explain.subject import Subject
-from saccade.explain.svit import anchor_figure, effective_attention, super_token_figure
 from saccade.tokens.trace import AssignmentTrace, AssociationTrace, RegionTrace
 
 KINDS = ("gradient", "occlusion")

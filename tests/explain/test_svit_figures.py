@@ -7,9 +7,15 @@ import torch
 import saccade
 from saccade.explain.drawing.alignment import Place
 from saccade.explain.drawing.overlay import border_mask
+from saccade.explain.figures.svit import (
+    anchor_cell,
+    anchor_figure,
+    cell_labels,
+    effective_attention,
+    super_token_figure,
+)
 from saccade.explain.hooks.attention import Attention
 from saccade.explain.observe import observe
-from saccade.explain.svit import anchor_cell, anchor_figure, cell_labels, effective_attention, super_token_figure
 from tests.explain.planted import association, seen, step, view
 
 SAME = Place((1.0, 1.0), (0.0, 0.0))
