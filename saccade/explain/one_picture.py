@@ -12,13 +12,7 @@ from saccade.explain.figures.gallery import gallery, order
 from saccade.explain.figures.mosaic import mosaic, strongest
 from saccade.explain.figures.paca import classify_clusters, cluster_figure
 from saccade.explain.figures.relations import relation_figure, relations
-from saccade.explain.figures.svit import anchor_figure, effective_attention, super_token_figure
-from saccade.explain.figures.vt import assignment_maps
-from saccade.explain.found import found_figure
-from saccade.explain.images import View
-from saccade.explain.importance import Score, by_gradient, by_occlusion, class_logits, class_score
-from saccade.explain.observe import Step, evaluating, normalise, observe
-from saccade.explain.sparseformer import (
+from saccade.explain.figures.sparseformer import (
     DISTURBANCES,
     density,
     disturb,
@@ -27,6 +21,12 @@ from saccade.explain.sparseformer import (
     responding_figure,
     token_responses,
 )
+from saccade.explain.figures.svit import anchor_figure, effective_attention, super_token_figure
+from saccade.explain.figures.vt import assignment_maps
+from saccade.explain.found import found_figure
+from saccade.explain.images import View
+from saccade.explain.importance import Score, by_gradient, by_occlusion, class_logits, class_score
+from saccade.explain.observe import Step, evaluating, normalise, observe
 from saccade.explain.subject import Subject
 from saccade.tokens.trace import AssignmentTrace, AssociationTrace, RegionTrace
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saccade.explain.drawing.density import areas, top_hat
-from saccade.explain.sparseformer import density
+from saccade.explain.figures.sparseformer import density
 from tests.explain.planted import looking_at, step
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from saccade.explain.drawing.colours import token_colours
-from saccade.explain.sparseformer import (
+from saccade.explain.figures.sparseformer import (
     DISTURBANCES,
     disturb,
     disturbed_figure,
