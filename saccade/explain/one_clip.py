@@ -8,12 +8,12 @@ import torch
 from saccade.explain.clips import ClipView
 from saccade.explain.figures.gallery import order
 from saccade.explain.figures.sparseformer import token_responses
+from saccade.explain.figures.tubes import film_figure, presence, responding_strip, strip_figure, when_figure
 from saccade.explain.hooks.record import record
 from saccade.explain.importance import by_gradient, by_occlusion
 from saccade.explain.observe import evaluating, normalise
 from saccade.explain.one_picture import ImageExplanation, answer_of, to_numpy
 from saccade.explain.subject import Subject
-from saccade.explain.tubes import film_figure, presence, responding_strip, strip_figure, when_figure
 
 MANY = 64
 

@@ -10,7 +10,7 @@ from saccade.data.motion import MOTIONS, MotionSet
 from saccade.data.video import VideoFile, write_video
 from saccade.explain.clips import ClipView, as_clips, load_clip
 from saccade.explain.drawing.colours import token_colours
-from saccade.explain.tubes import chosen_frames, draw_frame, film_figure, presence, strip_figure, when_figure
+from saccade.explain.figures.tubes import chosen_frames, draw_frame, film_figure, presence, strip_figure, when_figure
 from saccade.tokens.trace import TubeTrace
 
 SMALL = dict(num_tokens=4, focus_dim=32, cortex_dim=32, depth=2, repeats=2, heads=4, points=9, channels=8)
