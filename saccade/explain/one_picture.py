@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from saccade.explain.drawing.figure import Figure
+from saccade.explain.figures.detections import found_figure
 from saccade.explain.figures.gallery import gallery, order
 from saccade.explain.figures.mosaic import mosaic, strongest
 from saccade.explain.figures.paca import classify_clusters, cluster_figure
@@ -23,7 +24,6 @@ from saccade.explain.figures.sparseformer import (
 )
 from saccade.explain.figures.svit import anchor_figure, effective_attention, super_token_figure
 from saccade.explain.figures.vt import assignment_maps
-from saccade.explain.found import found_figure
 from saccade.explain.images import View
 from saccade.explain.importance import Score, by_gradient, by_occlusion, class_logits, class_score
 from saccade.explain.observe import Step, evaluating, normalise, observe
