@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from saccade.cli import pick_device, print_json, settings
     from saccade.explain.explanation import explain
     from saccade.explain.one_picture import KINDS
-    from saccade.explain.scores import score
+    from saccade.explain.scores.score import score
 
     if bool(args.images) == bool(args.score):
         print("saccade explain: name pictures to draw, or a data set to score with --score DATA", file=sys.stderr)
@@ -116,7 +116,7 @@ def print_scores(scores: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from saccade.explain.scores import rows_as_text
+    from saccade.explain.scores.score import rows_as_text
 
     console = Console()
     for name in ("superpixels", "maps", "pointing"):

@@ -8,7 +8,7 @@ from saccade._extras import require
 from saccade.explain.report import document, table
 
 if TYPE_CHECKING:
-    from saccade.explain.scores import Scores
+    from saccade.explain.scores.score import Scores
 
 INK = "#1a2028"
 PLACEHOLDER = "#010203"  # becomes the page's own text colour
@@ -109,7 +109,7 @@ NOTES = {
 
 
 def page(scores: "Scores") -> str:
-    from saccade.explain.scores import rows_as_text
+    from saccade.explain.scores.score import rows_as_text
 
     drawing = chart(scores, "svg").decode()
     parts = [

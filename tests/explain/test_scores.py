@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 from saccade.explain.labelled import Sample, read_labelled
-from saccade.explain.scores import saliency, score
+from saccade.explain.scores.score import saliency, score
 from saccade.explain.superpixels import IGNORE
 from saccade.tokens.trace import AssignmentTrace
 from tests.explain.planted import quadrants, step
