@@ -25,8 +25,8 @@ from saccade.explain.figures.sparseformer import (
 from saccade.explain.figures.svit import anchor_figure, effective_attention, super_token_figure
 from saccade.explain.figures.vt import assignment_maps
 from saccade.explain.images import View
-from saccade.explain.importance import Score, by_gradient, by_occlusion, class_logits, class_score
 from saccade.explain.observe import Step, evaluating, normalise, observe
+from saccade.explain.scores.importance import Score, by_gradient, by_occlusion, class_logits, class_score
 from saccade.explain.subject import Subject
 from saccade.tokens.trace import AssignmentTrace, AssociationTrace, RegionTrace
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import saccade
 from saccade.explain.hooks.gates import gated
-from saccade.explain.importance import by_gradient, by_occlusion, class_logits, class_score
+from saccade.explain.scores.importance import by_gradient, by_occlusion, class_logits, class_score
 from saccade.tokens.trace import AssignmentTrace
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.explain.importance import by_occlusion
+from saccade.explain.scores.importance import by_occlusion
 from saccade.explain.subject import load_subject
 from saccade.web import words
 from saccade.web.look import (

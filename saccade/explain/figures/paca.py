@@ -11,8 +11,8 @@ from saccade.explain.drawing.colours import token_colours
 from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.drawing.overlay import masked
 from saccade.explain.figures.gallery import small
-from saccade.explain.importance import class_logits
 from saccade.explain.observe import Observation, Step
+from saccade.explain.scores.importance import class_logits
 from saccade.tokens.trace import AssignmentTrace
 
 

@@ -18,11 +18,11 @@ from saccade.explain.drawing.density import BANDWIDTH
 from saccade.explain.drawing.figure import write
 from saccade.explain.figures.mosaic import strongest
 from saccade.explain.images import View, frame
-from saccade.explain.importance import by_gradient, class_logits, class_score
 from saccade.explain.labelled import Entry, Sample, read_labelled
 from saccade.explain.observe import Observation, Step, evaluating, normalise, observe
 from saccade.explain.overlap import doubt, redundancy, width
 from saccade.explain.pointing import point
+from saccade.explain.scores.importance import by_gradient, class_logits, class_score
 from saccade.explain.subject import Subject, load_subject
 from saccade.explain.superpixels import IGNORE, grid, judge, slic
 from saccade.tokens.trace import RegionTrace
