@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from saccade.explain.curves import Curve, deletion, insertion
 from saccade.explain.drawing.density import BANDWIDTH
 from saccade.explain.drawing.figure import write
 from saccade.explain.figures.mosaic import strongest
@@ -22,6 +21,7 @@ from saccade.explain.labelled import Entry, Sample, read_labelled
 from saccade.explain.observe import Observation, Step, evaluating, normalise, observe
 from saccade.explain.overlap import doubt, redundancy, width
 from saccade.explain.pointing import point
+from saccade.explain.scores.curves import Curve, deletion, insertion
 from saccade.explain.scores.importance import by_gradient, class_logits, class_score
 from saccade.explain.subject import Subject, load_subject
 from saccade.explain.superpixels import IGNORE, grid, judge, slic
