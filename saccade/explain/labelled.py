@@ -14,7 +14,7 @@ from saccade._extras import require
 from saccade.data.open import EMBEDDED
 from saccade.data.scenes import Scenes
 from saccade.explain.images import load_picture
-from saccade.explain.superpixels import IGNORE
+from saccade.explain.scores.superpixels import IGNORE
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 MASKS = ("annotations", "masks", "labels", "annotation", "mask")

@@ -11,7 +11,7 @@ from torch import nn
 
 from saccade.explain.labelled import Sample, read_labelled
 from saccade.explain.scores.score import saliency, score
-from saccade.explain.superpixels import IGNORE
+from saccade.explain.scores.superpixels import IGNORE
 from saccade.tokens.trace import AssignmentTrace
 from tests.explain.planted import quadrants, step
 

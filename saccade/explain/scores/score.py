@@ -23,8 +23,8 @@ from saccade.explain.overlap import doubt, redundancy, width
 from saccade.explain.pointing import point
 from saccade.explain.scores.curves import Curve, deletion, insertion
 from saccade.explain.scores.importance import by_gradient, class_logits, class_score
+from saccade.explain.scores.superpixels import IGNORE, grid, judge, slic
 from saccade.explain.subject import Subject, load_subject
-from saccade.explain.superpixels import IGNORE, grid, judge, slic
 from saccade.tokens.trace import RegionTrace
 
 LONGEST = 640  # truth is compared at this size at most
