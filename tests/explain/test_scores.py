@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from saccade.explain.labelled import Sample, read_labelled
+from saccade.explain.scores.labelled import Sample, read_labelled
 from saccade.explain.scores.score import saliency, score
 from saccade.explain.scores.superpixels import IGNORE
 from saccade.tokens.trace import AssignmentTrace
