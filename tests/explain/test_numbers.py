@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from saccade.explain.overlap import doubt, redundancy, width
-from saccade.explain.pointing import inside_boxes, point
 from saccade.explain.scores.curves import Curve, blur, deletion, insertion
+from saccade.explain.scores.pointing import inside_boxes, point
 from saccade.explain.scores.superpixels import IGNORE, boundary_recall, compactness, grid, judge, pieces, slic
 
 HALVES = np.repeat([[0] * 8 + [1] * 8], 16, axis=0)  # left and right
