@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.explain.overlap import doubt, redundancy, width
 from saccade.explain.scores.curves import Curve, blur, deletion, insertion
+from saccade.explain.scores.overlap import doubt, redundancy, width
 from saccade.explain.scores.pointing import inside_boxes, point
 from saccade.explain.scores.superpixels import IGNORE, boundary_recall, compactness, grid, judge, pieces, slic
 

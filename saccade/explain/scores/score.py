@@ -18,10 +18,10 @@ from saccade.explain.drawing.figure import write
 from saccade.explain.figures.mosaic import strongest
 from saccade.explain.images import View, frame
 from saccade.explain.observe import Observation, Step, evaluating, normalise, observe
-from saccade.explain.overlap import doubt, redundancy, width
 from saccade.explain.scores.curves import Curve, deletion, insertion
 from saccade.explain.scores.importance import by_gradient, class_logits, class_score
 from saccade.explain.scores.labelled import Entry, Sample, read_labelled
+from saccade.explain.scores.overlap import doubt, redundancy, width
 from saccade.explain.scores.pointing import point
 from saccade.explain.scores.superpixels import IGNORE, grid, judge, slic
 from saccade.explain.subject import Subject, load_subject
