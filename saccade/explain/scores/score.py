@@ -49,7 +49,7 @@ class Scores:
 
     def save(self, out: str | os.PathLike) -> Path:
         """Write scores.json, scores.png and scores.html; gives the page's path."""
-        from saccade.explain.score_report import chart, page
+        from saccade.explain.scores.report import chart, page
 
         out = Path(out)
         write(out / "scores.json", json.dumps(self.summary(), indent=1))
