@@ -13,9 +13,9 @@ from torch import nn
 
 from saccade.explain.clips import as_clips, load_clip
 from saccade.explain.drawing.figure import write
+from saccade.explain.image_explanation import KINDS, ImageExplanation, explain_view
 from saccade.explain.images import ImageSource, as_list, load_view, unique_names
 from saccade.explain.one_clip import explain_clip
-from saccade.explain.one_picture import KINDS, ImageExplanation, explain_view
 from saccade.explain.subject import load_subject
 
 

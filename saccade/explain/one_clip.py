@@ -10,8 +10,8 @@ from saccade.explain.figures.gallery import order
 from saccade.explain.figures.sparseformer import token_responses
 from saccade.explain.figures.tubes import film_figure, presence, responding_strip, strip_figure, when_figure
 from saccade.explain.hooks.record import record
+from saccade.explain.image_explanation import ImageExplanation, answer_of, to_numpy
 from saccade.explain.observe import evaluating, normalise
-from saccade.explain.one_picture import ImageExplanation, answer_of, to_numpy
 from saccade.explain.scores.importance import by_gradient, by_occlusion
 from saccade.explain.subject import Subject
 

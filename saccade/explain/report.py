@@ -9,7 +9,7 @@ from saccade.explain.drawing.figure import Figure, Panel, animate, encode
 
 if TYPE_CHECKING:
     from saccade.explain.explanation import Explanation
-    from saccade.explain.one_picture import ImageExplanation
+    from saccade.explain.image_explanation import ImageExplanation
 
 STYLE = """
 .saccade { --paper: #fff; --ink: #1a2028; --soft: #5b6472; --line: #e3e7ec; --card: #f6f8fa; --accent: #0072b2;

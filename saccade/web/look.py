@@ -14,9 +14,9 @@ from saccade.explain.drawing.colours import token_colours
 from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.drawing.overlay import blend, boxes, spotlight
 from saccade.explain.figures.mosaic import paint, strongest
+from saccade.explain.image_explanation import answer_of
 from saccade.explain.images import load_view
 from saccade.explain.observe import Observation, Step, evaluating, normalise, observe
-from saccade.explain.one_picture import answer_of
 from saccade.explain.scores.importance import Score, by_gradient, by_occlusion
 from saccade.explain.subject import Subject
 from saccade.tokens.trace import RegionTrace

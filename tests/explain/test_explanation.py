@@ -177,7 +177,7 @@ def test_a_model_without_classes_is_drawn_without_importance(cat):
 
 
 def test_maps_of_a_large_picture_are_not_kept(cat, monkeypatch):
-    monkeypatch.setattr("saccade.explain.one_picture.LARGEST", 200)
+    monkeypatch.setattr("saccade.explain.image_explanation.LARGEST", 200)
     found = explain(cat, "svit_nano", importance=())[0]
     assert not any(key.startswith("maps/") for key in found.arrays)
     assert found.notes[0].startswith("Maps too large to keep as arrays: stages.0.blocks.0, stages.1.blocks.0")
