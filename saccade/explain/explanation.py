@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from saccade.explain.clip_explanation import explain_clip
 from saccade.explain.clips import as_clips, load_clip
 from saccade.explain.drawing.figure import write
 from saccade.explain.image_explanation import KINDS, ImageExplanation, explain_view
 from saccade.explain.images import ImageSource, as_list, load_view, unique_names
-from saccade.explain.one_clip import explain_clip
 from saccade.explain.subject import load_subject
 
 
