@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from saccade import weights
-from saccade.explain.drawing.figure import write
+from saccade.explain.drawing.figure import write_atomic
 from saccade.models.card import Card, save_model, weights_file
 from saccade.tasks.open import open_task_model
 
@@ -115,7 +115,7 @@ def embed(
             about["accuracy"] = evaluate(staged, card.task, data, device)
             about["measured_by"] = f"saccade eval {name}.{tag} --data {Path(data).name}"
         save_model(model, staged, card, state_dict, about=json.dumps(about))
-        write(target.with_suffix(".md"), write_card(f"{name}.{tag}", card, about, result, staged.stat().st_size))
+        write_atomic(target.with_suffix(".md"), write_card(f"{name}.{tag}", card, about, result, staged.stat().st_size))
         staged.replace(target)
     finally:
         staged.unlink(missing_ok=True)

@@ -29,7 +29,7 @@ class Family(NamedTuple):
 FAMILIES = (
     Family("svit_nano", "svit_small", "super_tokens"),
     Family("paca_nano", "paca_tiny", "mosaic"),
-    Family("sparseformer_nano", "sparseformer_tiny", "looking"),
+    Family("sparseformer_nano", "sparseformer_tiny", "sampling"),
     Family("vt_nano", "vt_resnet18", "mosaic"),
 )
 LEARNER = "svit_nano"
@@ -68,10 +68,10 @@ def look(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
 
     from saccade.data.photos import photo_paths
     from saccade.explain.drawing.figure import Panel
+    from saccade.explain.drawing.overlay import downscale
     from saccade.explain.explanation import explain
-    from saccade.explain.figures.gallery import small
     from saccade.explain.overview import Column
-    from saccade.explain.report import draw
+    from saccade.explain.report import figure_html
     from saccade.explain.subject import load_subject
     from saccade.web.look import look_at, mosaic_picture
 
@@ -85,15 +85,15 @@ def look(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
         said[name] = answers if subject.trained else []
         times.append(found.seconds)
         text = [f"{label} {chance:.0%}" for label, chance in found.answers[:3]] if subject.trained else []
-        originals.append(Panel(small(found.picture, SIDE), name))
-        panels.append(Panel(small(mosaic_picture(found, 99), SIDE), *(text[:1] or [""]), "\n".join(text[1:])))
+        originals.append(Panel(downscale(found.picture, SIDE), name))
+        panels.append(Panel(downscale(mosaic_picture(found, 99), SIDE), *(text[:1] or [""]), "\n".join(text[1:])))
     stages = found.stages
     pixels = prod(stages[0].step.trace.size)
     explained = explain(
         [photos[photo] for photo in SHOWN], family.model, importance=("gradient",), device=device, seed=seed
     )
     page = explained.save(out / family.model)
-    figures = "".join(draw(lighter(image.figures[family.figure])) for image in explained.images)
+    figures = "".join(figure_html(lighter(image.figures[family.figure])) for image in explained.images)
     row = {
         "model": family.model,
         "trained": subject.trained,
@@ -107,7 +107,7 @@ def look(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
     }
     note = f"{stages[0].step.count} tokens for {pixels:,} pixels"
     section = (
-        f'<section class="picture"><h2>{family.model}</h2><p><a href="{row["page"]}">the whole report</a></p>'
+        f'<section class="image"><h2>{family.model}</h2><p><a href="{row["page"]}">the whole report</a></p>'
         f"{figures}</section>"
     )
     return {"row": row, "originals": originals, "column": Column(family.model, note, panels), "section": section}
@@ -115,10 +115,10 @@ def look(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
 
 def lighter(figure: Any) -> Any:
     """A figure in the size it has on the page: one that is shared should not weigh ten megabytes."""
-    from saccade.explain.figures.gallery import small
+    from saccade.explain.drawing.overlay import downscale
 
     across = max(240, 1240 // min(figure.columns, len(figure.panels)))
-    return figure._replace(panels=[panel._replace(picture=small(panel.picture, across)) for panel in figure.panels])
+    return figure._replace(panels=[panel._replace(image=downscale(panel.image, across)) for panel in figure.panels])
 
 
 def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> dict[str, Any] | None:
@@ -152,7 +152,7 @@ def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> 
 
 def write_page(seen: list[dict[str, Any]], trained: dict[str, Any] | None, out: Path) -> Path:
     """index.html: the overview, the numbers, what was learned, and each family's own figure."""
-    from saccade.explain.drawing.figure import write
+    from saccade.explain.drawing.figure import write_atomic
     from saccade.explain.overview import STYLE, overview
     from saccade.explain.report import document, table
 
@@ -190,7 +190,7 @@ def write_page(seen: list[dict[str, Any]], trained: dict[str, Any] | None, out: 
         + "".join(one["section"] for one in seen)
         + "</main>"
     )
-    return write(out / "index.html", document("saccade: a few tokens instead of every pixel", body))
+    return write_atomic(out / "index.html", document("saccade: a few tokens instead of every pixel", body))
 
 
 def honesty(rows: list[dict[str, Any]]) -> str:

@@ -1,50 +1,56 @@
-"""`saccade explain IMAGE…`: what every token sees, as one page and PNG files; with --score, how good that is."""
+"""`saccade explain IMAGE…`: figures of a model's tokens as an HTML report and PNG files; with --score, metrics."""
 
 import argparse
 import sys
 from typing import Any
 
-HELP = "draw what the tokens of a model see in your pictures, or score them on pictures with a known truth"
+HELP = "draw the tokens of a model on your images, or score them on labelled images"
 EXAMPLE = "saccade explain photo.jpg --model svit_nano --out explained"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("images", metavar="IMAGE", nargs="*", help="pictures, bundled photographs by name, or videos")
-    parser.add_argument("--model", required=True, metavar="NAME|CHECKPOINT", help="a model's name or a file of weights")
+    parser.add_argument("images", metavar="IMAGE", nargs="*", help="images, bundled photographs by name, or videos")
+    parser.add_argument("--model", required=True, metavar="NAME|CHECKPOINT", help="model name or checkpoint")
     parser.add_argument(
         "--score", metavar="DATA", help="Parquet, COCO JSON, a folder with images/ and annotations/, or: scenes"
     )
-    parser.add_argument("--limit", type=int, default=50, help="with --score: at most so many pictures; 0 is all")
-    parser.add_argument("--target", metavar="CLASS", help="class to explain, number or name (default: the answer)")
-    parser.add_argument(
-        "--size", type=int, help="look at about SIZE x SIZE pixels (default: what the model is made for)"
-    )
-    parser.add_argument("--most", type=int, default=12, help="tokens drawn one by one (default: 12)")
+    parser.add_argument("--limit", type=int, default=50, help="with --score: at most this many images; 0: all")
+    parser.add_argument("--target", metavar="CLASS", help="class to explain, index or name (default: predicted)")
+    parser.add_argument("--size", type=int, help="input of about SIZE x SIZE pixels (default: the model's own size)")
+    parser.add_argument("--max-tokens", type=int, default=12, help="tokens drawn one by one (default: 12)")
+    parser.add_argument("--most", action=_Renamed, help=argparse.SUPPRESS)
     parser.add_argument("--all", action="store_true", help="draw every token one by one")
     parser.add_argument(
         "--importance",
         choices=("both", "gradient", "occlusion", "none"),
         default="both",
-        help="how tokens are ranked; occlusion runs the model once a token (default: both)",
+        help="importance of tokens; occlusion takes one forward pass per token (default: both)",
     )
-    parser.add_argument("--anchor", default="0.5,0.5", metavar="X,Y", help="place whose attention SViT shows, 0 to 1")
-    parser.add_argument("--arrays", action="store_true", help="also save all maps and numbers as arrays.npz")
+    parser.add_argument("--anchor", default="0.5,0.5", metavar="X,Y", help="position of SViT's anchor figure, 0 to 1")
+    parser.add_argument("--arrays", action="store_true", help="also save all maps and metrics as arrays.npz")
+
+
+class _Renamed(argparse.Action):
+    """Refuse --most and name its replacement."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        parser.error("--most was renamed. Use --max-tokens.")
 
 
 def run(args: argparse.Namespace) -> int:
     from saccade.cli import pick_device, print_json, settings
     from saccade.explain.explanation import explain
-    from saccade.explain.image_explanation import KINDS
+    from saccade.explain.image_explanation import IMPORTANCE_KINDS
     from saccade.explain.scores.score import score
 
     if bool(args.images) == bool(args.score):
-        print("saccade explain: name pictures to draw, or a data set to score with --score DATA", file=sys.stderr)
+        print("saccade explain: expected either images to draw or --score DATA", file=sys.stderr)
         return 2
     check_positive(args)
     out = args.out or "explained"
     common = dict(device=pick_device(args.device), seed=args.seed, options=settings(args.set), size=args.size)
     if args.score:
-        scores = score(args.score, args.model, limit=args.limit or None, tell=progress(args), **common)
+        scores = score(args.score, args.model, limit=args.limit or None, on_progress=progress(args), **common)
         page = scores.save(out)
         if args.json:
             print_json(scores.summary() | {"page": str(page)})
@@ -52,35 +58,35 @@ def run(args: argparse.Namespace) -> int:
             print_scores(scores)
             print(f"wrote {page}")
         return 1 if scores.skipped else 0
-    kinds = {"both": KINDS, "none": ()}.get(args.importance, (args.importance,))
-    found = explain(
+    kinds = {"both": IMPORTANCE_KINDS, "none": ()}.get(args.importance, (args.importance,))
+    explanation = explain(
         [named_photo(image) for image in args.images],
         args.model,
         target=args.target,
-        most=args.most,
+        max_tokens=args.max_tokens,
         importance=kinds,
         anchor=parse_anchor(args.anchor),
         all_tokens=args.all,
-        tell=progress(args),
+        on_progress=progress(args),
         **common,
     )
-    page = found.save(out, arrays=args.arrays)
+    page = explanation.save(out, arrays=args.arrays)
     if args.json:
-        print_json(found.summary() | {"page": str(page)})
+        print_json(explanation.summary() | {"page": str(page)})
     else:
-        for image in found.images:
-            first = f"{image.answers[0][0]}, {image.answers[0][1]:.1%}" if image.answers else "no classes"
+        for image in explanation.images:
+            first = f"{image.predictions[0][0]}, {image.predictions[0][1]:.1%}" if image.predictions else "no classes"
             print(f"{image.name}: {first}; {', '.join(image.figures)}")
-        if not found.trained:
-            print("These weights are fresh: the pictures show how the model works, not what it knows.")
+        if not explanation.trained:
+            print("The weights are randomly initialised: the figures show how the model groups pixels.")
         print(f"wrote {page}")
-    for name, reason in found.skipped.items():
-        print(f"left out {name}: {reason}", file=sys.stderr)
-    return 1 if found.skipped else 0
+    for name, reason in explanation.skipped.items():
+        print(f"skipped {name}: {reason}", file=sys.stderr)
+    return 1 if explanation.skipped else 0
 
 
 def named_photo(image: str) -> str:
-    """A file, or one of the bundled photographs by its name ("cat")."""
+    """A path, or the path of a bundled photograph ("cat")."""
     from pathlib import Path
 
     from saccade.data.photos import photo_paths
@@ -98,14 +104,14 @@ def parse_anchor(text: str) -> tuple[float, float]:
 
 
 def check_positive(args: argparse.Namespace) -> None:
-    for name, least in (("size", 32), ("most", 1), ("limit", 0)):
+    for name, minimum in (("size", 32), ("max_tokens", 1), ("limit", 0)):
         value = getattr(args, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name} {value}: expected at least {least}")
+        if value is not None and value < minimum:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: expected at least {minimum}")
 
 
 def progress(args: argparse.Namespace):
-    """Lines to the terminal while it works; silence for machines."""
+    """Progress callback for a terminal; None with --json or without one."""
     if args.json or not sys.stderr.isatty():
         return None
     return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
@@ -124,21 +130,22 @@ def print_scores(scores: Any) -> None:
         if not rows:
             continue
         head, *body = rows_as_text(rows)
-        title = f"{scores.model}: {name}, {scores.pictures} pictures"
+        title = f"{scores.model}: {name}, {scores.images} images"
         table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1, 0, 0))
         for column in head:
-            words = column in ("step", "by")
+            is_text = column in ("step", "method")
             short = {
-                "segments": "parts",
+                "segments": "segm.",
+                "components": "comp.",
                 "accuracy": "acc.",
                 "undersegmentation": "under",
                 "compactness": "compact",
             }.get(column, column)
-            table.add_column(short, justify="left" if words else "right", no_wrap=words)
+            table.add_column(short, justify="left" if is_text else "right", no_wrap=is_text)
         for row in body:
             table.add_row(*row)
         console.print(table)
     for name, curve in scores.curves.items():
         console.print(f"{name}: area {curve['area']:.4f}")
     for name, reason in scores.skipped.items():
-        console.print(f"left out {name}: {reason}")
+        console.print(f"skipped {name}: {reason}")

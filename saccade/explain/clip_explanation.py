@@ -1,4 +1,4 @@
-"""One clip, explained: what was answered, where and when the tokens looked."""
+"""Explanation of one clip: predictions, figures and arrays."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,23 @@ import numpy as np
 import torch
 
 from saccade.explain.clips import ClipView
-from saccade.explain.figures.gallery import order
+from saccade.explain.figures.gallery import rank_tokens
 from saccade.explain.figures.sparseformer import token_responses
-from saccade.explain.figures.tubes import film_figure, presence, responding_strip, strip_figure, when_figure
+from saccade.explain.figures.tubes import (
+    animation_figure,
+    clip_response_figure,
+    frame_fractions,
+    timing_figure,
+    tube_figure,
+)
 from saccade.explain.hooks.record import record
-from saccade.explain.image_explanation import ImageExplanation, answer_of, to_numpy
-from saccade.explain.observe import evaluating, normalise
-from saccade.explain.scores.importance import by_gradient, by_occlusion
+from saccade.explain.image_explanation import ImageExplanation, resolve_target, to_numpy
+from saccade.explain.observe import array_key, eval_mode, step_summary, step_title
+from saccade.explain.scores.importance import gradient_importance, occlusion_importance
 from saccade.explain.subject import Subject
+from saccade.tokens.trace import TubeTrace, expect_trace, num_tokens
 
-MANY = 64
+MAX_OCCLUSION = 64  # tokens for which occlusion is computed in addition to the gradient
 
 
 def explain_clip(
@@ -23,48 +30,42 @@ def explain_clip(
     view: ClipView,
     target: int | str | None = None,
     importance: Sequence[str] = ("gradient",),
-    most: int | None = 12,
+    max_tokens: int | None = 12,
 ) -> ImageExplanation:
-    """All about one clip; the moving picture shows the `most` important tokens, None for all.
+    """Figures and arrays of one clip; the animation shows the `max_tokens` most important tokens, None for all.
 
-    Occlusion runs the model once a token: beyond MANY tokens only where it is the only kind asked for.
+    Occlusion takes one forward pass per token: beyond MAX_OCCLUSION tokens it is computed only if it is the only kind.
     """
-    model = subject.model
-    clips = normalise(view.clip[None], subject.mean, subject.std).to(next(model.parameters()))
-    with evaluating(model), torch.no_grad(), record(model) as traces:
+    model, clips = subject.model, subject.prepare(view.clip[None])
+    with eval_mode(model), torch.no_grad(), record(model) as recorded:
         output = model(clips)
-    answers, number, score, notes = answer_of(subject, output, target)
+    traces = [expect_trace(trace, TubeTrace) for trace in recorded]
+    resolved = resolve_target(subject, output, target)
     arrays = {"clip": view.clip.permute(1, 2, 3, 0).numpy()}
-    found: dict[str, np.ndarray] = {}
-    figures = [strip_figure(view, traces, subject.name), when_figure(traces, subject.name)]
-    last, answer = traces[-1], subject.label(number) if number is not None else "the answer"
-    with evaluating(model):
-        if number is not None and score is not None:
-            responses = token_responses(model, clips)[0, :, number]
+    values: dict[str, np.ndarray] = {}
+    figures = [tube_figure(view, traces, subject.name), timing_figure(traces, subject.name)]
+    last = traces[-1]
+    if resolved.index is not None and resolved.score is not None:
+        with eval_mode(model):
+            responses = token_responses(model, clips)[0, :, resolved.index]
             arrays["responses"] = to_numpy(responses)
-            figures.append(responding_strip(view, last, responses, answer, subject.name))
-            counts = [trace.regions.shape[1] for trace in traces]
+            figures.append(clip_response_figure(view, last, responses, resolved.name, subject.name))
+            counts = [num_tokens(trace) for trace in traces]
             if "gradient" in importance:
-                found["gradient"] = to_numpy(by_gradient(model, clips, score, counts)[-1][0])
-            if "occlusion" in importance and ("gradient" not in importance or counts[-1] <= MANY):
-                found["occlusion"] = to_numpy(by_occlusion(model, clips, score, len(traces) - 1, counts[-1]))
-    tokens = order(found, last.regions.shape[1])[:most] if found and most else None
-    title = f"The {len(tokens)} tokens that matter most for {answer}" if tokens is not None else "All tubes"
-    figures.append(film_figure(view, last, tokens, title, subject.name))
+                values["gradient"] = to_numpy(gradient_importance(model, clips, resolved.score, counts)[-1][0])
+            if "occlusion" in importance and ("gradient" not in importance or counts[-1] <= MAX_OCCLUSION):
+                drops = occlusion_importance(model, clips, resolved.score, len(traces) - 1, counts[-1])
+                values["occlusion"] = to_numpy(drops)
+    tokens = rank_tokens(values, num_tokens(last))[:max_tokens] if values and max_tokens else None
+    title = "All tubes" if tokens is None else f"The {len(tokens)} most important tokens for {resolved.name}"
+    figures.append(animation_figure(view, last, tokens, title, subject.name))
     for trace in traces:
-        key = trace.name + (f".{trace.step}" if trace.step else "")
+        key = array_key(trace)
         arrays |= {f"regions/{key}": to_numpy(trace.regions[0]), f"points/{key}": to_numpy(trace.points[0])}
-        arrays[f"presence/{key}"] = to_numpy(presence(trace))
-    arrays |= {f"importance/{kind}/{last.name}": values for kind, values in found.items()}
-    steps = [
-        {
-            "name": trace.name,
-            "step": trace.step,
-            "title": f"look {i + 1} of {len(traces)}",
-            "tokens": trace.regions.shape[1],
-            "grid": list(trace.size),
-        }
-        for i, trace in enumerate(traces)
-    ]
-    drawn = {figure.name: figure for figure in figures}
-    return ImageExplanation(view.name, answers, answer if number is not None else "", drawn, arrays, steps, notes)
+        arrays[f"frame_fractions/{key}"] = to_numpy(frame_fractions(trace))
+    arrays |= {f"importance/{kind}/{last.name}": value for kind, value in values.items()}
+    steps = [step_summary(trace, step_title(trace, traces)) for trace in traces]
+    by_name = {figure.name: figure for figure in figures}
+    return ImageExplanation(
+        view.name, resolved.predictions, resolved.target, by_name, arrays, steps, list(resolved.notes)
+    )

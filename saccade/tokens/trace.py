@@ -6,7 +6,7 @@ A module that groups pixels has a method `trace(inputs, output)` that turns one 
 tuples. It is called from outside, by `saccade.record`; forward() never knows. `name` and `step` are filled in there.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -111,3 +111,18 @@ def _near(points: Tensor, height: int, width: int, radius: float) -> Tensor:
 
 
 Trace = AssignmentTrace | AssociationTrace | RegionTrace | TubeTrace
+TraceT = TypeVar("TraceT", AssignmentTrace, AssociationTrace, RegionTrace, TubeTrace)
+
+
+def expect_trace(trace: Trace, kind: type[TraceT]) -> TraceT:
+    """The trace, narrowed to one kind; TypeError if it is another."""
+    if not isinstance(trace, kind):
+        raise TypeError(f"expected {kind.__name__}, got {type(trace).__name__} of {trace.name or 'an unnamed block'}.")
+    return trace
+
+
+def num_tokens(trace: Trace) -> int:
+    """Tokens per image of a trace."""
+    if isinstance(trace, AssociationTrace):
+        return trace.grid[0] * trace.grid[1]
+    return (trace.assignment if isinstance(trace, AssignmentTrace) else trace.regions).shape[1]

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from saccade.explain.drawing.colours import token_colours
 from saccade.explain.drawing.figure import Figure, Panel
-from saccade.explain.drawing.overlay import blend, boxes, spotlight
-from saccade.explain.figures.mosaic import paint, strongest
-from saccade.explain.image_explanation import answer_of
+from saccade.explain.drawing.overlay import blend, draw_boxes, spotlight
+from saccade.explain.figures.mosaic import paint_mosaic, strongest_tokens
+from saccade.explain.image_explanation import resolve_target
 from saccade.explain.images import load_view
-from saccade.explain.observe import Observation, Step, evaluating, normalise, observe
-from saccade.explain.scores.importance import Score, by_gradient, by_occlusion
+from saccade.explain.observe import Observation, Step, eval_mode, observe
+from saccade.explain.scores.importance import Score, gradient_importance, occlusion_importance
 from saccade.explain.subject import Subject
 from saccade.tokens.trace import RegionTrace
 
@@ -33,7 +33,7 @@ class Stage:
     @cached_property
     def owners(self) -> tuple[np.ndarray, np.ndarray]:
         """The strongest token of every pixel (H, W), -1 where none looks, and its lead in [0, 1]; made on demand."""
-        labels, lead = strongest(self.step, self.size)
+        labels, lead = strongest_tokens(self.step, self.size)
         return labels.astype(np.int16), lead.astype(np.float16)
 
     @property
@@ -61,7 +61,7 @@ class Look:
 
     @property
     def picture(self) -> np.ndarray:
-        return self.seen.view.picture
+        return self.seen.view.canvas
 
 
 def look_at(subject: Subject, picture: Image.Image, name: str = "picture") -> Look:
@@ -70,20 +70,19 @@ def look_at(subject: Subject, picture: Image.Image, name: str = "picture") -> Lo
     start = time.perf_counter()
     seen = observe(subject.model, view, subject.mean, subject.std)
     seconds = time.perf_counter() - start
-    answers, number, score, _ = answer_of(subject, seen.output, None)
-    device = next(subject.model.parameters()).device
-    images = normalise(view.image[None], subject.mean, subject.std).to(device)
+    answers, number, score, *_ = resolve_target(subject, seen.output, None)
+    images = subject.prepare(view.image[None])
     gradients: list[Tensor] = []
     if score is not None:
         try:
-            with evaluating(subject.model):
-                gradients = by_gradient(subject.model, images, score, [step.count for step in seen.steps])
+            with eval_mode(subject.model):
+                gradients = gradient_importance(subject.model, images, score, [step.count for step in seen.steps])
         except ValueError:  # a model whose tokens cannot be turned down
             gradients = []
     stages = []
     for step in seen.main:
         importance = gradients[step.index][0].cpu().numpy() if gradients else None
-        stages.append(Stage(step, view.picture.shape[:2], importance))
+        stages.append(Stage(step, view.canvas.shape[:2], importance))
     target = subject.label(number) if number is not None else ""
     return Look(name, subject, seen._replace(output=None), images, answers, target, score, stages, seconds)
 
@@ -97,7 +96,7 @@ def mosaic_picture(look: Look, stage: int, opacity: float = 1.0) -> np.ndarray:
     """Every pixel in the colour of its strongest token, over the photograph."""
     at = stage_of(look, stage)
     labels, lead = at.owners
-    painted = paint(look.picture, labels.astype(int), lead.astype(np.float64), at.step.numbers)
+    painted = paint_mosaic(look.picture, labels.astype(int), lead.astype(np.float64), at.step.colour_indices)
     return blend(look.picture, painted, min(max(opacity, 0.0), 1.0))
 
 
@@ -134,7 +133,7 @@ def token_picture(look: Look, stage: int, token: int, opacity: float = 1.0) -> n
     lit = blend(look.picture, spotlight(look.picture, light), min(max(opacity, 0.0), 1.0))
     if isinstance(step.trace, RegionTrace):
         region = step.trace.regions[0, [token]].cpu().numpy()
-        lit = boxes(lit, region, token_colours(step.numbers[[token]]), width=3, rim=True)
+        lit = draw_boxes(lit, region, token_colours(step.colour_indices[[token]]), width=3, outline=True)
     return lit
 
 
@@ -146,13 +145,15 @@ def token_facts(look: Look, stage: int, token: int) -> dict[str, Any]:
         "token": token,
         "tokens": at.step.count,
         "owns": round(float((at.labels == token).mean()), 4),
-        "colour": "#{:02x}{:02x}{:02x}".format(*token_colours(at.step.numbers[[token]])[0]),
+        "colour": "#{:02x}{:02x}{:02x}".format(*token_colours(at.step.colour_indices[[token]])[0]),
         "answer": look.target,
     }
     if at.importance is None or look.score is None:
         return facts
-    with evaluating(look.subject.model):
-        drop = by_occlusion(look.subject.model, look.images, look.score, at.step.index, at.step.count, tokens=[token])
+    with eval_mode(look.subject.model):
+        drop = occlusion_importance(
+            look.subject.model, look.images, look.score, at.step.index, at.step.count, tokens=[token]
+        )
     facts |= {
         "gradient": round(float(at.importance[token]), 5),
         "rank": int((at.importance > at.importance[token]).sum()) + 1,
@@ -189,7 +190,7 @@ def facts(look: Look) -> dict[str, Any]:
 def sheet(look: Look, stage: int, token: int) -> Image.Image:
     """The picture to download: photograph, mosaic and one token, with the answers below."""
     at, token = stage_of(look, stage), check_token(look, stage, token)
-    colour = tuple(int(c) for c in token_colours(at.step.numbers[[token]])[0])
+    colour = tuple(int(c) for c in token_colours(at.step.colour_indices[[token]])[0])
     said = ", ".join(f"{name} {chance:.0%}" for name, chance in look.answers[:3])
     warning = "" if look.subject.trained else " Fresh weights: the answers mean nothing."
     return Figure(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from PIL import Image, UnidentifiedImageError
 
 from saccade.data.image import DAMAGE
-from saccade.explain.images import LONGEST, load_picture
+from saccade.explain.images import MAX_SIDE, load_image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
@@ -51,6 +51,6 @@ def read_upload(path: str | Path | None, limits: Limits = Limits()) -> Image.Ima
     if pixels > limits.megapixels:
         raise BadUpload(f"{name} has {pixels:.0f} megapixels; the limit is {limits.megapixels:g}. Make it smaller.")
     try:
-        return load_picture(path, LONGEST)
+        return load_image(path, MAX_SIDE)
     except (*DAMAGE,) as error:
         raise BadUpload(f"{name} is damaged or incomplete.") from error

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from saccade.explain.hooks.attention import attentions
+from saccade.explain.hooks.attention import record_attention
 from saccade.kernels import HAS_TRITON, _switch, enabled
 from saccade.kernels.short_attention import is_short, plain_attention
 from saccade.layers.attention import SelfAttention
@@ -78,7 +78,7 @@ def test_the_layer_takes_it_and_can_still_be_watched(monkeypatch):
     with torch.no_grad():
         ours = layer(tokens)
         assert len(calls) == 1
-        with attentions(layer) as seen:
+        with record_attention(layer) as seen:
             watched = layer(tokens)
         assert len(calls) == 1
         assert len(seen) == 1

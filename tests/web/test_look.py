@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.explain.scores.importance import by_occlusion
+from saccade.explain.scores.importance import occlusion_importance
 from saccade.explain.subject import load_subject
 from saccade.web import words
 from saccade.web.look import (
@@ -80,7 +80,7 @@ def test_a_token_is_told_by_its_map_and_its_importance(looks, name):
     told = token_facts(look, last, token)
     assert told["rank"] == 1
     assert told["gradient"] == pytest.approx(at.importance.max(), abs=1e-5)
-    drops = by_occlusion(look.subject.model, look.images, look.score, at.step.index, at.step.count)
+    drops = occlusion_importance(look.subject.model, look.images, look.score, at.step.index, at.step.count)
     assert told["drop"] == pytest.approx(float(drops[token]), abs=2e-5)
     assert told["owns"] == pytest.approx((at.labels == token).mean(), abs=1e-4)
     others = [token_picture(look, last, n) for n in range(min(3, at.step.count))]

@@ -1,17 +1,18 @@
-"""Where points lie on the image: their density by a top-hat kernel (SF-77), and the area that one token looks at."""
+"""Density of SparseFormer's sampling points: a top-hat kernel over all points, a Gaussian per token."""
 
 import torch
 from torch import Tensor
 
-BANDWIDTH = 1 / 28  # radius of the disc, in units of the image's sides; the paper does not say
-NARROWEST, FARTHEST = 0.02, 2.5  # of an area: its least deviation in units of the image, and its end in deviations
+BANDWIDTH = 1 / 28  # radius of the top-hat kernel, in units of the image sides; SparseFormer Figs. 3-5 do not give it
+MIN_DEVIATION = 0.02  # of a token's Gaussian, in units of the image sides
+CUTOFF = 2.5  # of a token's Gaussian, in standard deviations
 
 
 def top_hat(points: Tensor, size: tuple[int, int], bandwidth: float = BANDWIDTH) -> Tensor:
-    """Points (…, P, 2), x y in units of the image -> (…, *size): the share of points within `bandwidth` of a pixel.
+    """Points (…, P, 2), x y in [0, 1] -> (…, *size): fraction of points within `bandwidth` of each pixel centre.
 
-    A disc is one run of pixels in every row it crosses. Runs are added as +1 where they begin and -1 where they end,
-    and a running sum fills them: as many steps as points times rows, not points times pixels.
+    A disc covers one run of pixels in every row. Each run adds +1 at its first pixel and -1 after its last, and a
+    cumulative sum fills it: the cost is points x rows, not points x pixels.
     """
     height, width = size
     points = points.double()
@@ -27,21 +28,21 @@ def top_hat(points: Tensor, size: tuple[int, int], bandwidth: float = BANDWIDTH)
     return (steps.cumsum(-1)[..., :width] / points.shape[-2]).float()
 
 
-def areas(points: Tensor, size: tuple[int, int]) -> Tensor:
-    """Points (M, P, 2) -> (M, *size): what each token looks at, as one smooth area around its few points.
+def gaussian_maps(points: Tensor, size: tuple[int, int]) -> Tensor:
+    """Points (M, P, 2) -> (M, *size): Gaussian with the mean and covariance of each token's points.
 
-    A normal distribution with the mean and covariance of the points, cut off at 2.5 deviations; its sum over the
-    image is about 1, so a token that looks closely leads one that looks widely.
+    Cut off at CUTOFF standard deviations. Each map sums to about 1 over the image, so of two overlapping tokens the one
+    with the smaller area is stronger.
     """
     height, width = size
     points = points.double()
     centre = points.mean(1)  # (M, 2)
-    spread = (points - centre[:, None]).mT @ (points - centre[:, None]) / points.shape[1]
-    spread = spread + NARROWEST**2 * torch.eye(2, dtype=points.dtype, device=points.device)
+    covariance = (points - centre[:, None]).mT @ (points - centre[:, None]) / points.shape[1]
+    covariance = covariance + MIN_DEVIATION**2 * torch.eye(2, dtype=points.dtype, device=points.device)
     x = (torch.arange(width, device=points.device, dtype=points.dtype) + 0.5) / width - centre[:, 0, None]
     y = (torch.arange(height, device=points.device, dtype=points.dtype) + 0.5) / height - centre[:, 1, None]
-    inverse = torch.linalg.inv(spread)[..., None, None]  # (M, 2, 2, 1, 1)
-    across, down = x[:, None, :], y[:, :, None]
-    distance = inverse[:, 0, 0] * across**2 + 2 * inverse[:, 0, 1] * across * down + inverse[:, 1, 1] * down**2
-    height_of = 1 / (2 * torch.pi * torch.linalg.det(spread).sqrt() * height * width)
-    return torch.where(distance <= FARTHEST**2, height_of[:, None, None] * torch.exp(-distance / 2), 0.0).float()
+    inverse = torch.linalg.inv(covariance)[..., None, None]  # (M, 2, 2, 1, 1)
+    dx, dy = x[:, None, :], y[:, :, None]
+    distance = inverse[:, 0, 0] * dx**2 + 2 * inverse[:, 0, 1] * dx * dy + inverse[:, 1, 1] * dy**2
+    peak = 1 / (2 * torch.pi * torch.linalg.det(covariance).sqrt() * height * width)
+    return torch.where(distance <= CUTOFF**2, peak[:, None, None] * torch.exp(-distance / 2), 0.0).float()

@@ -1,4 +1,4 @@
-"""What a detector found, on the picture: the answers that the tokens of its backbone lead to."""
+"""Predictions of a detector on the image."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,32 +11,32 @@ from torch import Tensor, nn
 
 from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.images import View
-from saccade.explain.observe import evaluating
+from saccade.explain.observe import eval_mode
 from saccade.tasks.detections import describe_detections, draw_detections
 
-SURE = 0.5  # score from which on a detection is drawn
+MIN_SCORE = 0.5  # of a detection that is drawn
 
 
-def found_figure(detector: nn.Module, view: View, labels: Sequence[str], model_name: str) -> Figure:
-    """Boxes, names, scores and masks of all detections that are sure enough."""
+def detection_figure(detector: nn.Module, view: View, labels: Sequence[str], model_name: str) -> Figure:
+    """Boxes, names, scores and masks of the detections with a score of at least MIN_SCORE."""
     device = next(detector.parameters()).device
-    with torch.inference_mode(), evaluating(detector):
-        answer: dict[str, Tensor] = detector([view.image.to(device)])[0]
-    sure = answer["scores"] >= SURE
-    answer = enlarge({key: value[sure].cpu() for key, value in answer.items()}, view)
-    kinds = Counter(entry["name"] for entry in describe_detections(answer, labels))
-    said = ", ".join(f"{count} {name}" for name, count in kinds.most_common()) or "nothing"
-    picture = draw_detections(Image.fromarray(view.picture), answer, labels, SURE)
-    caption = f"{model_name} finds {said} with a score of at least {SURE}."
-    panels = [Panel(view.picture, view.name), Panel(np.array(picture), said)]
-    return Figure("found", "What the detector finds", caption, panels, columns=2)
+    with torch.inference_mode(), eval_mode(detector):
+        prediction: dict[str, Tensor] = detector([view.image.to(device)])[0]
+    confident = prediction["scores"] >= MIN_SCORE
+    prediction = scale_detections({key: value[confident].cpu() for key, value in prediction.items()}, view)
+    counts = Counter(entry["name"] for entry in describe_detections(prediction, labels))
+    objects = ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "nothing"
+    drawn = draw_detections(Image.fromarray(view.canvas), prediction, labels, MIN_SCORE)
+    caption = f"{model_name} detects {objects} with a score of at least {MIN_SCORE}."
+    panels = [Panel(view.canvas, view.name), Panel(np.array(drawn), objects)]
+    return Figure("detections", "Detections", caption, panels, columns=2)
 
 
-def enlarge(answer: dict[str, Tensor], view: View) -> dict[str, Tensor]:
-    """From the pixels of the picture that the model saw to those of the one that is drawn."""
-    (height, width), (tall, wide) = view.image.shape[-2:], view.picture.shape[:2]
+def scale_detections(prediction: dict[str, Tensor], view: View) -> dict[str, Tensor]:
+    """Boxes and masks from the pixels of the model's input to those of the canvas."""
+    (height, width), (tall, wide) = view.image.shape[-2:], view.canvas.shape[:2]
     scale = torch.tensor([wide / width, tall / height] * 2)
-    larger = answer | {"boxes": answer["boxes"] * scale}
-    if "masks" in answer and len(answer["masks"]):
-        larger["masks"] = F.interpolate(answer["masks"], (tall, wide), mode="bilinear")  # (n, 1, H, W)
-    return larger
+    scaled = prediction | {"boxes": prediction["boxes"] * scale}
+    if "masks" in prediction and len(prediction["masks"]):
+        scaled["masks"] = F.interpolate(prediction["masks"], (tall, wide), mode="bilinear")  # (n, 1, H, W)
+    return scaled

@@ -1,4 +1,4 @@
-"""Tokens one by one, the most important first: what each of them sees."""
+"""Gallery, for every family: single tokens, most important first."""
 
 from collections.abc import Mapping
 
@@ -7,59 +7,48 @@ import torch
 
 from saccade.explain.drawing.colours import token_colours
 from saccade.explain.drawing.figure import Figure, Panel
-from saccade.explain.drawing.overlay import boxes, spotlight
+from saccade.explain.drawing.overlay import downscale, draw_boxes, spotlight
 from saccade.explain.observe import Observation, Step
 from saccade.tokens.trace import RegionTrace
 
-SMALL = 256  # pixels across a picture of a gallery
+LEGEND = {
+    "occlusion": "Occlusion: how much the class score falls when the token is set to zero.",
+    "gradient": "Gradient: derivative of the class score with respect to a factor on the token.",
+}
 
 
-def order(importance: Mapping[str, np.ndarray], count: int) -> np.ndarray:
-    """Token numbers, the most important first: by occlusion where it was asked, else by gradient, else as they are."""
+def rank_tokens(importance: Mapping[str, np.ndarray], count: int) -> np.ndarray:
+    """Token indices, most important first: by occlusion if available, else by gradient, else in order."""
     values = next((importance[kind] for kind in ("occlusion", "gradient") if kind in importance), np.zeros(count))
     return np.argsort(-values, kind="stable")
 
 
-def small(picture: np.ndarray, width: int = SMALL) -> np.ndarray:
-    """A picture reduced to a gallery's size."""
-    from PIL import Image
-
-    if picture.shape[1] <= width:
-        return picture
-    height = round(picture.shape[0] * width / picture.shape[1])
-    return np.array(Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS))
-
-
-def gallery(
-    seen: Observation,
+def gallery_figure(
+    observation: Observation,
     step: Step,
     importance: Mapping[str, np.ndarray],
-    answer: str,
+    class_name: str,
     model_name: str,
-    most: int = 12,
+    max_tokens: int = 12,
 ) -> Figure:
-    """The `most` important tokens of a step, each as the light it throws on the picture."""
-    ranked = order(importance, step.count)[:most]
-    picture = small(seen.view.picture)
-    maps = step.maps(picture.shape[:2], torch.from_numpy(ranked.copy())).cpu().numpy()
+    """The `max_tokens` most important tokens of a step, each as a spotlight on the image."""
+    ranked = rank_tokens(importance, step.count)[:max_tokens]
+    image = downscale(observation.view.canvas)
+    maps = step.maps(image.shape[:2], torch.from_numpy(ranked.copy())).cpu().numpy()
     panels = []
-    for token, light in zip(ranked, maps, strict=True):
-        lit = spotlight(picture, light)
-        colour = token_colours(step.numbers[[token]])
+    for token, values in zip(ranked, maps, strict=True):
+        drawn = spotlight(image, values)
         if isinstance(step.trace, RegionTrace):
-            lit = boxes(lit, step.trace.regions[0, [token]].cpu().numpy(), colour)
+            region = step.trace.regions[0, [token]].cpu().numpy()
+            drawn = draw_boxes(drawn, region, token_colours(step.colour_indices[[token]]))
         note = "\n".join(f"{kind} {values[token]:+.2g}" for kind, values in importance.items())
-        panels.append(Panel(lit, f"token {token}", note, tuple(int(c) for c in colour[0])))
-    sorted_by = f", sorted by what they do for {answer}" if importance else ""
+        panels.append(Panel(drawn, f"token {token}", note, step.colour(token)))
+    order = f", by importance for {class_name}" if importance else ""
     shown = f"{len(ranked)} of {step.count} tokens" if len(ranked) < step.count else f"All {step.count} tokens"
-    explained = {
-        "occlusion": "Occlusion: how much the score falls when the token is zeroed.",
-        "gradient": "Gradient: the slope of the score when the token is turned down.",
-    }
     return Figure(
         "tokens",
-        "What single tokens see",
-        f"{model_name}, {step.title}. {shown}{sorted_by}. " + " ".join(explained[kind] for kind in importance),
+        "Maps of single tokens",
+        f"{model_name}, {step.title}. {shown}{order}. " + " ".join(LEGEND[kind] for kind in importance),
         panels,
         columns=6 if len(panels) % 8 else 8,
     )

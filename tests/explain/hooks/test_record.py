@@ -1,10 +1,14 @@
-"""Listening from outside."""
+"""`saccade.record`."""
 
 import pytest
 import torch
 
 import saccade
-from saccade.explain.hooks.record import block_name
+from saccade.explain.hooks.record import block_name, record
+
+
+def test_saccade_record_is_the_hook():
+    assert saccade.record is record
 
 
 @pytest.mark.parametrize(
@@ -16,11 +20,11 @@ from saccade.explain.hooks.record import block_name
         ("focusing.sampler", "focusing.sampler"),
     ],
 )
-def test_a_trace_is_named_after_its_block(module, block):
+def test_block_name_is_the_enclosing_block(module, block):
     assert block_name(module) == block
 
 
-def test_traces_come_in_order_of_execution_and_keep_their_graph():
+def test_record_keeps_execution_order_and_graph():
     model = saccade.create_model("svit_nano").eval()
     with saccade.record(model) as traces:
         model(torch.randn(1, 3, 64, 64))
@@ -30,7 +34,7 @@ def test_traces_come_in_order_of_execution_and_keep_their_graph():
     assert not traces[0].association.requires_grad
 
 
-def test_two_calls_do_not_disturb_each_other():
+def test_record_counts_the_calls_of_a_module():
     model = saccade.create_model("svit_nano").eval()
     with torch.no_grad(), saccade.record(model) as traces:
         model(torch.zeros(1, 3, 64, 64))
@@ -40,7 +44,7 @@ def test_two_calls_do_not_disturb_each_other():
     assert traces[3].size == (16, 24)
 
 
-def test_a_checkpointed_model_reports_once():
+def test_record_ignores_recomputation_in_backward():
     model = saccade.create_model("svit_nano").train()
     model.set_grad_checkpointing()
     with saccade.record(model) as traces:
@@ -48,7 +52,7 @@ def test_a_checkpointed_model_reports_once():
     assert len(traces) == 3
 
 
-def test_a_compiled_model_is_heard_too():
+def test_record_runs_a_compiled_model_eagerly():
     model = saccade.create_model("svit_nano").eval()
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
@@ -59,16 +63,16 @@ def test_a_compiled_model_is_heard_too():
     torch._dynamo.reset()
 
 
-def test_hooks_are_gone_after_an_error():
+def test_record_removes_its_hooks_after_an_error():
     model = saccade.create_model("svit_nano").eval()
     with pytest.raises(ValueError, match="batch axis"), saccade.record(model):
         model(torch.randn(3, 64, 64))
     assert all(not module._forward_hooks for module in model.modules())
 
 
-def test_a_model_without_tokens_is_named():
+def test_record_refuses_a_model_without_tokens():
     with (
-        pytest.raises(ValueError, match="Linear has no step that reports tokens"),
+        pytest.raises(ValueError, match="expected a model that groups pixels into tokens, got Linear"),
         saccade.record(torch.nn.Linear(2, 2)),
     ):
         pass
