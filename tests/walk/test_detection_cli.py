@@ -120,15 +120,15 @@ def test_explain_shows_tokens_and_what_was_found(capsys, request, picture, tmp_p
     assert code == 0
     (entry,) = json.loads(text)["images"]
     assert entry["steps"][0]["name"] == steps
-    assert {"found", "mosaic"} <= set(entry["figures"])
-    assert (tmp_path / "page" / "scene" / "found.png").is_file()
+    assert {"detections", "mosaic"} <= set(entry["figures"])
+    assert (tmp_path / "page" / "scene" / "detections.png").is_file()
     assert "What the detector finds" in (tmp_path / "page" / "report.html").read_text()
 
 
 def test_explain_refuses_to_change_a_detector(capsys, folder, picture):
     code, _, err = run(capsys, "explain", str(picture), "--model", str(folder), "--set", "drop_path_rate=0.1")
     assert code == 1
-    assert "opens as it is" in err
+    assert "expected no model options for the detection model" in err
 
 
 def test_eval_says_what_is_wrong_with_an_option(capsys, sparse):

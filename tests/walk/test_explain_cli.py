@@ -1,4 +1,4 @@
-"""`saccade explain` as a person uses it."""
+"""`saccade explain` from the command line."""
 
 import json
 
@@ -19,13 +19,13 @@ def run(capsys, *words):
     return code, captured.out, captured.err
 
 
-def test_a_bundled_photograph_becomes_a_page(capsys, tmp_path):
+def test_explain_writes_a_report(capsys, tmp_path):
     code, out, err = run(
         capsys, "cat", "--model", "svit_nano", "--out", tmp_path, "--importance", "gradient", "--arrays"
     )
     assert (code, err) == (0, "")
     assert f"wrote {tmp_path}/report.html" in out
-    assert "These weights are fresh" in out
+    assert "The weights are randomly initialised" in out
     assert sorted(path.name for path in (tmp_path / "cat").iterdir()) == [
         "anchor.png",
         "arrays.npz",
@@ -37,7 +37,7 @@ def test_a_bundled_photograph_becomes_a_page(capsys, tmp_path):
     assert np.load(tmp_path / "cat" / "arrays.npz")["maps/stages.0.blocks.0"].ndim == 3
 
 
-def test_json_is_all_that_is_printed(capsys, tmp_path):
+def test_explain_json_prints_only_json(capsys, tmp_path):
     code, out, _ = run(capsys, "clock", "--model", "svit_nano", "--out", tmp_path, "--json", "--importance", "none")
     document = json.loads(out)
     assert code == 0
@@ -48,53 +48,55 @@ def test_json_is_all_that_is_printed(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["--model", "svit_nano"], 2, "name pictures to draw, or a data set to score"),
+        (["--model", "svit_nano"], 2, "expected either images to draw or --score DATA"),
         (["cat"], 2, "--model"),
         (["gone.jpg", "--model", "svit_nano"], 1, "no such image: gone.jpg"),
         (["cat", "--model", "svit_nan"], 1, "Did you mean 'svit_nano'"),
         (["cat", "--model", "gone.safetensors"], 1, "no such checkpoint"),
         (["cat", "--model", "svit_nano", "--anchor", "left"], 1, "expected X,Y"),
         (["cat", "--model", "svit_nano", "--size", "8"], 1, "--size 8: expected at least 32"),
-        (["cat", "--model", "svit_nano", "--target", "unicorn"], 1, "knows no class 'unicorn'"),
+        (["cat", "--model", "svit_nano", "--target", "unicorn"], 1, "expected the name or index of a class of this model, got 'unicorn'"),
+        (["cat", "--model", "svit_nano", "--max-tokens", "0"], 1, "--max-tokens 0: expected at least 1"),
+        (["cat", "--model", "svit_nano", "--most", "3"], 2, "--most was renamed. Use --max-tokens."),
         (["--score", "gone", "--model", "svit_nano"], 1, "no such data: gone"),
         (["cat", "--model", "svit_nano", "--importance", "magic"], 2, "invalid choice"),
     ],
 )
-def test_mistakes_are_named_in_one_line(capsys, tmp_path, monkeypatch, words, code, message):
+def test_explain_errors_are_one_line(capsys, tmp_path, monkeypatch, words, code, message):
     monkeypatch.chdir(tmp_path)
-    found, out, err = run(capsys, *words)
-    assert (found, out) == (code, "")
+    exit_code, out, err = run(capsys, *words)
+    assert (exit_code, out) == (code, "")
     assert message in err
     assert "Traceback" not in err
 
 
-def test_a_checkpoint_of_something_else(capsys, tmp_path):
+def test_explain_refuses_an_unknown_checkpoint(capsys, tmp_path):
     torch.save({"state_dict": {"fc.weight": torch.zeros(3, 3)}}, tmp_path / "other.pth")
     code, _, err = run(capsys, "cat", "--model", tmp_path / "other.pth")
     assert code == 1
     assert "no registered model has the tensors of this checkpoint" in err
 
 
-def test_a_bad_picture_among_good_ones(capsys, tmp_path):
+def test_explain_skips_a_missing_image(capsys, tmp_path):
     code, out, err = run(
         capsys, "cat", tmp_path / "no.jpg", "--model", "svit_nano", "--out", tmp_path, "--importance", "none"
     )
     assert code == 1
     assert "wrote" in out
-    assert "left out no.jpg: no such image" in err
+    assert "skipped no.jpg: no such image" in err
 
 
-def test_scores_of_a_labelled_set(capsys, tmp_path):
+def test_explain_scores_a_labelled_set(capsys, tmp_path):
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
-    picture = np.zeros((40, 60, 3), np.uint8)
-    picture[:, 30:] = (200, 120, 40)
-    Image.fromarray(picture).save(tmp_path / "images" / "a.png")
-    Image.fromarray((picture[..., 0] > 0).astype(np.uint8)).save(tmp_path / "masks" / "a.png")
+    image = np.zeros((40, 60, 3), np.uint8)
+    image[:, 30:] = (200, 120, 40)
+    Image.fromarray(image).save(tmp_path / "images" / "a.png")
+    Image.fromarray((image[..., 0] > 0).astype(np.uint8)).save(tmp_path / "masks" / "a.png")
     code, out, _ = run(capsys, "--score", tmp_path, "--model", "svit_nano", "--out", tmp_path / "out", "--json")
     document = json.loads(out)
     assert code == 0
-    assert {row["by"] for row in document["superpixels"]} == {"tokens", "SLIC", "average pooling"}
+    assert {row["method"] for row in document["superpixels"]} == {"tokens", "SLIC", "average pooling"}
     code, out, _ = run(capsys, "--score", tmp_path, "--model", "svit_nano", "--out", tmp_path / "out")
     assert code == 0
     assert "SLIC" in out

@@ -1,4 +1,4 @@
-"""Photograph `saccade serve` for docs/serve.md: python docs/make_page_picture.py (needs chromium and playwright)."""
+"""Screenshot of `saccade serve` for docs/serve.md: `python tools/make_page_screenshot.py` (chromium, playwright)."""
 
 import io
 import shutil
@@ -15,8 +15,8 @@ from saccade.web.catalogue import Catalogue
 from saccade.web.server import start
 from saccade.web.service import Service
 
-COFFEE = (0.5, 0.35)  # where the coffee is in coffee.jpg
-OUT = Path(__file__).parent / "pictures/serve.jpg"
+COFFEE = (0.5, 0.35)  # x, y of the coffee in coffee.jpg, in [0, 1]
+OUT = Path(__file__).parent.parent / "docs/pictures/serve.jpg"
 
 
 def main() -> None:
