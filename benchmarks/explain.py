@@ -1,4 +1,4 @@
-"""What listening costs: one 224 px image, the plain forward pass and the same with every trace taken, by turns.
+"""Cost of recording: one 224 px image, the plain forward pass and the recorded ones, interleaved.
 
 `python benchmarks/explain.py [MODEL ...]`
 """
