@@ -18,7 +18,7 @@ from saccade.explain.hooks.attention import record_attention
 
 
 def steps(name: str, size: int = 224):
-    """The plain pass; with traces; with traces, attention weights and places, as the pictures need them."""
+    """The plain pass; with traces; with traces, attention weights and alignment, as the figures need them."""
     model = saccade.create_model(name).eval()
     images = torch.randn(1, 3, size, size)
 
@@ -46,5 +46,5 @@ if __name__ == "__main__":
         ratios = [statistics.median(b / a for a, b in zip(times[0], each, strict=True)) for each in times]
         print(
             f"{name}: {medians[0] * 1e3:.1f} ms plain, {ratios[1]:.2f} times with traces, "
-            f"{ratios[2]:.2f} times with attention and places too"
+            f"{ratios[2]:.2f} times with attention and alignment too"
         )

@@ -5,14 +5,13 @@ from pathlib import Path
 
 from PIL import Image
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import saccade
 from saccade.data.photos import photo_paths
 from saccade.explain.drawing.figure import Figure
 
-OUT = ROOT / "docs/pictures"
+OUT = Path(__file__).parent.parent / "docs/pictures"
 FIGURES = {  # file: photograph, model, figure, panel width in pixels
     "svit.png": ("cat", "svit_nano", "super_tokens", 300),
     "vt.png": ("astronaut", "vt_nano", "assignment-1", 120),

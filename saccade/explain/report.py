@@ -78,11 +78,11 @@ def fragment(explanation: "Explanation") -> str:
     return f'<style>{STYLE}</style><div class="saccade">{_body(explanation)}</div>'
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """An HTML table; cells are HTML, columns in `numbers` are right-aligned."""
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> str:
+    """An HTML table; cells are HTML, columns in `numeric` are right-aligned."""
 
     def cells(row: Sequence[str], tag: str) -> str:
-        attributes = [' class="number"' if i in numbers else "" for i in range(len(row))]
+        attributes = [' class="number"' if i in numeric else "" for i in range(len(row))]
         return "".join(f"<{tag}{attribute}>{cell}</{tag}>" for attribute, cell in zip(attributes, row, strict=True))
 
     lines = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
@@ -152,8 +152,8 @@ def _image_section(image: "ImageExplanation", number: int) -> str:
             (escape(name), f"{value:.1%}", f'<span class="bar" style="width: {value * 140:.0f}px"></span>')
             for name, value in image.predictions
         ]
-        predictions = table(("class", "probability", ""), rows, numbers=(1,))
-    steps = table(("tokens", "from", "steps"), _step_rows(image), numbers=(0, 2))
+        predictions = table(("class", "probability", ""), rows, numeric=(1,))
+    steps = table(("tokens", "from", "steps"), _step_rows(image), numeric=(0, 2))
     notes = "".join(f'<p class="warn">{escape(note)}</p>' for note in image.notes)
     return (
         f'<section class="image" id="image-{number}"><h2>{escape(image.name)}</h2><div class="head">'

@@ -41,7 +41,7 @@ def test_report_escapes_names(tmp_path):
 
 
 def test_table_aligns_numbers():
-    html = table(("name", "value"), [("a", "1")], numbers=(1,))
+    html = table(("name", "value"), [("a", "1")], numeric=(1,))
     assert '<th>name</th><th class="number">value</th>' in html
     assert '<td>a</td><td class="number">1</td>' in html
 

@@ -103,8 +103,8 @@ def encode_image(image: np.ndarray, kind: str = "PNG") -> bytes:
 def encode_animation(frames: np.ndarray, kind: str = "WEBP", duration: int = 150) -> bytes:
     """(T, H, W, 3) uint8 as an endless GIF or WebP animation, `duration` milliseconds per frame."""
     buffer = io.BytesIO()
-    first, *others = (Image.fromarray(frame) for frame in frames)
-    first.save(buffer, kind, save_all=True, append_images=others, duration=duration, loop=0)
+    first, *following = (Image.fromarray(frame) for frame in frames)
+    first.save(buffer, kind, save_all=True, append_images=following, duration=duration, loop=0)
     return buffer.getvalue()
 
 

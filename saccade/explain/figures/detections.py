@@ -34,9 +34,10 @@ def detection_figure(detector: nn.Module, view: View, labels: Sequence[str], mod
 
 def scale_detections(prediction: dict[str, Tensor], view: View) -> dict[str, Tensor]:
     """Boxes and masks from the pixels of the model's input to those of the canvas."""
-    (height, width), (tall, wide) = view.image.shape[-2:], view.canvas.shape[:2]
-    scale = torch.tensor([wide / width, tall / height] * 2)
+    (height, width), (canvas_height, canvas_width) = view.image.shape[-2:], view.canvas.shape[:2]
+    scale = torch.tensor([canvas_width / width, canvas_height / height] * 2)
     scaled = prediction | {"boxes": prediction["boxes"] * scale}
     if "masks" in prediction and len(prediction["masks"]):
-        scaled["masks"] = F.interpolate(prediction["masks"], (tall, wide), mode="bilinear")  # (n, 1, H, W)
+        size = canvas_height, canvas_width
+        scaled["masks"] = F.interpolate(prediction["masks"], size, mode="bilinear")  # (n, 1, H, W)
     return scaled

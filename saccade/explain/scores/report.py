@@ -123,10 +123,10 @@ def page(scores: "Scores") -> str:
         rows = getattr(scores, name)
         if rows:
             head, *body = rows_as_text(rows)
-            numbers = [i for i, column in enumerate(head) if column not in ("step", "method")]
+            numeric = [i for i, column in enumerate(head) if column not in ("step", "method")]
             cells = [[escape(cell) for cell in row] for row in body]
             note = f'<p class="soft">{NOTES[name]}</p>'
-            parts.append(f'<div class="figure"><h3>{title}</h3>{note}{table(head, cells, numbers)}</div>')
+            parts.append(f'<div class="figure"><h3>{title}</h3>{note}{table(head, cells, numeric)}</div>')
     if scores.curves:
         body = [[escape(name), f"{curve['area']:.3f}"] for name, curve in scores.curves.items()]
         note = f'<p class="soft">{NOTES["curves"]}</p>'

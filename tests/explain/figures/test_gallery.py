@@ -16,14 +16,14 @@ def test_rank_prefers_occlusion_over_gradient():
 
 def test_gallery_lights_each_token_and_notes_its_importance():
     one = step(quadrants(4), (32, 32))
-    seen = view(32, 32)
+    planted = view(32, 32)
     importance = {"gradient": np.array([0.0, 3.0, 1.0, 2.0])}
-    figure = gallery_figure(observation(seen, one), one, importance, "cat", "a_model", max_tokens=2)
+    figure = gallery_figure(observation(planted, one), one, importance, "cat", "a_model", max_tokens=2)
     assert [panel.label for panel in figure.panels] == ["token 1", "token 3"]
     assert [panel.note for panel in figure.panels] == ["gradient +3", "gradient +2"]
     assert [panel.colour for panel in figure.panels] == [token_colour(1), token_colour(3)]
-    assert (figure.panels[0].image[4, 28] == seen.canvas[4, 28]).all()  # top right, fully lit
-    assert (figure.panels[0].image[28, 4] != seen.canvas[28, 4]).any()
+    assert (figure.panels[0].image[4, 28] == planted.canvas[4, 28]).all()  # top right, fully lit
+    assert (figure.panels[0].image[28, 4] != planted.canvas[28, 4]).any()
     assert "a_model, block 1. 2 of 4 tokens, by importance for cat. Gradient:" in figure.caption
 
 
