@@ -48,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
         return 2
     check_positive(args)
     out = args.out or "explained"
-    common = dict(device=pick_device(args.device), seed=args.seed, options=settings(args.set), size=args.size)
+    common: dict[str, Any] = dict(
+        device=pick_device(args.device), seed=args.seed, options=settings(args.set), size=args.size
+    )
     if args.score:
         scores = score(args.score, args.model, limit=args.limit or None, on_progress=progress(args), **common)
         page = scores.save(out)

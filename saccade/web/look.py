@@ -190,7 +190,7 @@ def facts(look: Look) -> dict[str, Any]:
 def sheet(look: Look, stage: int, token: int) -> Image.Image:
     """The picture to download: photograph, mosaic and one token, with the answers below."""
     at, token = stage_of(look, stage), check_token(look, stage, token)
-    colour = tuple(int(c) for c in token_colours(at.step.colour_indices[[token]])[0])
+    colour = at.step.colour(token)
     said = ", ".join(f"{name} {chance:.0%}" for name, chance in look.answers[:3])
     warning = "" if look.subject.trained else " Fresh weights: the answers mean nothing."
     return Figure(

@@ -47,9 +47,11 @@ def test_downscale_keeps_the_aspect_ratio_and_never_enlarges():
 def test_spotlight_is_full_colour_at_the_maximum():
     image = view(4, 4).canvas
     values = np.zeros((4, 4))
-    values[1, 2] = 7.0
+    values[1, 2], values[3, 3] = 7.0, 3.5
     lit = spotlight(image, values, dark=0.5)
     assert (lit[1, 2] == image[1, 2]).all()
+    half = to_grey(image)[3, 3] * 0.5 * (1 - 0.5**0.7) + image[3, 3] * 0.5**0.7
+    assert np.abs(lit[3, 3] - half).max() <= 0.5
     assert np.abs(lit[0, 0] - to_grey(image)[0, 0] * 0.5).max() <= 1
 
 
