@@ -1,8 +1,11 @@
-"""Listen to a model, turn what it reports into maps, pictures and scores.
+"""Explain a model by its tokens: hooks that record them, figures, and scores.
 
-`saccade.explain` is a package and a function at once: `saccade.explain(images, model)` draws, and
-`saccade.explain.record`, `saccade.explain.mosaic`, … are its parts. Nothing of the drawing is imported before it is
-called.
+`saccade.explain(images, model)` calls `saccade.explain.explanation.explain`, which is imported on the first call.
+
+hooks    record traces and attention weights, scale single tokens
+drawing  colours, overlays, alignment of maps with the image, figure sheets
+figures  one module per figure of the papers, and the figures every family shares
+scores   importance of tokens, and metrics on labelled images
 """
 
 import sys

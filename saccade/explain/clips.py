@@ -1,52 +1,51 @@
-"""Videos in: a file, frames or a tensor becomes the clip that the model gets and the frames that we draw on."""
+"""Video input: a file, array or tensor becomes the model's input clip and larger frames to draw on."""
 
 import os
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
-from saccade.data.decode.video import Video, VideoFile, VideoFrames
-from saccade.data.transforms.clips import clip_indices
-from saccade.explain.images import DISPLAY, frame
+from saccade.data.clips import clip_numbers
+from saccade.data.video import Video, VideoFile, VideoFrames
+from saccade.explain.images import CANVAS_SIDES, input_size
 
-Clip = str | os.PathLike | np.ndarray | Tensor | Video
+ClipSource = str | os.PathLike | np.ndarray | Tensor | Video
 
 
 class ClipView(NamedTuple):
-    """One clip as the model gets it and as we draw it: the same frames at two resolutions."""
+    """One clip at two resolutions: the model's input and the frames to draw on."""
 
     name: str
-    clip: Tensor  # (3, T, H, W) in [0, 1], what the model sees before normalisation
-    pictures: np.ndarray  # (T, H', W', 3) uint8, for drawing
+    clip: Tensor  # (3, T, H, W) in [0, 1], before normalisation
+    frames: np.ndarray  # (T, H', W', 3) uint8
 
 
-def load_clip(source: Clip, size: int, frames: int, stride: int, name: str = "") -> ClipView:
-    """The middle clip of a video, whole frames at about size x size pixels in their own aspect.
+def load_clip(source: Any, size: int, frames: int, stride: int, name: str = "") -> ClipView:
+    """The middle clip of a video at about size x size pixels in its own aspect ratio.
 
-    A video is a file, an array (T, H, W, 3) of uint8, or a tensor (3, T, H, W) in [0, 1].
+    `source` is a file, a uint8 array (T, H, W, 3), a tensor (3, T, H, W) in [0, 1], or a `Video`.
     """
     video = _video(source)
-    seen, drawn = [], []
-    for picture in video.frames(clip_indices(len(video), frames, stride)):
-        height, width = frame(picture.height, picture.width, size)
-        scale = max(1.0, DISPLAY[0] / 2 / (height * width) ** 0.5)
-        seen.append(_fit(picture, height, width))
-        drawn.append(_fit(picture, round(height * scale), round(width * scale)))
-    clip = torch.from_numpy(np.stack(seen)).permute(3, 0, 1, 2).float() / 255
-    return ClipView(name, clip, np.stack(drawn))
+    inputs, canvases = [], []
+    for frame in video.frames(clip_numbers(len(video), frames, stride)):
+        height, width = input_size(frame.height, frame.width, size)
+        scale = max(1.0, CANVAS_SIDES[0] / 2 / (height * width) ** 0.5)
+        inputs.append(_fit(frame, height, width))
+        canvases.append(_fit(frame, round(height * scale), round(width * scale)))
+    clip = torch.from_numpy(np.stack(inputs)).permute(3, 0, 1, 2).float() / 255
+    return ClipView(name, clip, np.stack(canvases))
 
 
-def as_clips(clips: Clip | Iterable[Clip]) -> list[Clip]:
-    """One clip or many; an array or tensor with five axes is a batch."""
+def list_clips(clips: Any) -> list[Any]:
+    """One clip or many as a list; an array or tensor with five axes is a batch."""
     if isinstance(clips, (np.ndarray, Tensor)):
         return list(clips) if clips.ndim == 5 else [clips]
     if isinstance(clips, (str, os.PathLike)) or hasattr(clips, "frames"):
-        return [clips]  # type: ignore[list-item]
-    return list(clips)  # type: ignore[arg-type]
+        return [clips]
+    return list(clips)
 
 
 def _video(source: Any) -> Video:
@@ -58,15 +57,14 @@ def _video(source: Any) -> Video:
     if isinstance(source, np.ndarray):
         if source.ndim != 4 or source.shape[3] != 3 or source.dtype != np.uint8 or not len(source):
             raise ValueError(
-                f"expected a clip (T, H, W, 3) of uint8 or a tensor (3, T, H, W) in [0, 1]; got {source.shape}."
+                "expected a uint8 clip (T, H, W, 3) or a tensor (3, T, H, W) in [0, 1], "
+                f"got {source.dtype} {source.shape}."
             )
         return VideoFrames(source)
     if not hasattr(source, "frames"):
-        raise ValueError(f"expected a video file, an array or a tensor; got {type(source).__name__}.")
+        raise ValueError(f"expected a video file, an array or a tensor, got {type(source).__name__}.")
     return source
 
 
-def _fit(picture: Image.Image, height: int, width: int) -> np.ndarray:
-    from PIL import ImageOps
-
-    return np.array(ImageOps.fit(picture, (width, height), Image.Resampling.BICUBIC))
+def _fit(frame: Image.Image, height: int, width: int) -> np.ndarray:
+    return np.array(ImageOps.fit(frame, (width, height), Image.Resampling.BICUBIC))

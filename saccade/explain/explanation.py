@@ -1,34 +1,36 @@
-"""`saccade.explain(images, model)`: images in, figures and arrays out."""
+"""`saccade.explain(images, model)`: figures and arrays for one or many images."""
 
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import nn
 
-from saccade.explain.clips import as_clips, load_clip
-from saccade.explain.figure import write
-from saccade.explain.images import ImageSource, as_list, load_view, unique_names
-from saccade.explain.one_clip import explain_clip
-from saccade.explain.one_picture import KINDS, ImageExplanation, explain_view
+from saccade.explain.clip_explanation import explain_clip
+from saccade.explain.clips import ClipSource, list_clips, load_clip
+from saccade.explain.drawing.figure import write_atomic
+from saccade.explain.image_explanation import IMPORTANCE_KINDS, ImageExplanation, explain_view
+from saccade.explain.images import ImageSource, list_images, load_view, unique_names
 from saccade.explain.subject import load_subject
+
+RENAMED = {"most": "max_tokens", "tell": "on_progress"}
 
 
 @dataclass
 class Explanation:
-    """All pictures of one run; shows itself in a notebook, writes itself with `save`."""
+    """Explanations of all images of one call; displayed by Jupyter, written by `save`."""
 
     model: str
     weights: str
     trained: bool
     parameters: int
     images: list[ImageExplanation]
-    skipped: dict[str, str] = field(default_factory=dict)  # pictures that could not be read, and why
+    skipped: dict[str, str] = field(default_factory=dict)  # unreadable image -> error
 
     def __getitem__(self, item: int | str) -> ImageExplanation:
         if isinstance(item, str):
@@ -39,6 +41,7 @@ class Explanation:
         return len(self.images)
 
     def html(self) -> str:
+        """One self-contained HTML page."""
         from saccade.explain.report import page
 
         return page(self)
@@ -49,7 +52,7 @@ class Explanation:
         return fragment(self)
 
     def summary(self) -> dict[str, Any]:
-        """The numbers, for machines."""
+        """Predictions, steps and importance, for JSON."""
         return {
             "model": self.model,
             "weights": self.weights,
@@ -57,7 +60,7 @@ class Explanation:
             "images": [
                 {
                     "name": image.name,
-                    "answers": [{"class": name, "probability": chance} for name, chance in image.answers],
+                    "predictions": [{"class": name, "probability": value} for name, value in image.predictions],
                     "target": image.target,
                     "steps": image.steps,
                     "importance": {
@@ -73,7 +76,10 @@ class Explanation:
         }
 
     def save(self, out: str | os.PathLike, arrays: bool = False) -> Path:
-        """Write report.html, explanation.json and a folder of PNG files per picture; gives the report's path."""
+        """Write report.html, explanation.json and a folder of PNG files per image; returns the report's path.
+
+        With `arrays`, each image's folder also gets arrays.npz.
+        """
         out = Path(out)
         for image in self.images:
             folder = out / Path(image.name).stem
@@ -81,76 +87,83 @@ class Explanation:
                 figure.save(folder / f"{name}.png")
             if arrays:
                 folder.mkdir(parents=True, exist_ok=True)
-                np.savez_compressed(folder / "arrays.npz", **image.arrays)
-        write(out / "explanation.json", json.dumps(self.summary(), indent=1))
-        return write(out / "report.html", self.html())
+                named: Any = image.arrays  # NumPy types the keywords as allow_pickle: bool
+                np.savez_compressed(folder / "arrays.npz", **named)
+        write_atomic(out / "explanation.json", json.dumps(self.summary(), indent=1))
+        return write_atomic(out / "report.html", self.html())
 
 
 def explain(
-    images: ImageSource | Iterable[ImageSource],
+    images: ImageSource | ClipSource | Iterable[ImageSource | ClipSource],
     model: nn.Module | str | os.PathLike,
     *,
     target: int | str | None = None,
     labels: Sequence[str] | None = None,
     size: int | None = None,
-    most: int = 12,
-    importance: Sequence[str] = KINDS,
+    max_tokens: int = 12,
+    importance: Sequence[str] = IMPORTANCE_KINDS,
     anchor: tuple[float, float] = (0.5, 0.5),
     all_tokens: bool = False,
     device: str | torch.device | None = None,
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
     out: str | os.PathLike | None = None,
-    tell: Callable[[str], None] | None = None,
+    on_progress: Callable[[str], None] | None = None,
+    **unknown: NoReturn,
 ) -> Explanation:
-    """See what every token of a model sees in one or many pictures.
+    """Draw the tokens of a model on one or many images.
 
     Args:
         images: paths, Pillow images, arrays (H, W, 3) or tensors (3, H, W) in [0, 1]; one or many. For a video model
             paths, arrays (T, H, W, 3) or tensors (3, T, H, W).
-        model: a module, a model's name, or a checkpoint file.
-        target: class to explain, by number or name; by default what the model answers.
-        labels: class names; ImageNet's are known.
-        size: about size x size pixels are looked at; by default what the model was made for.
-        most: tokens drawn one by one.
-        importance: any of "gradient" (one backward pass) and "occlusion" (one forward pass a token).
-        anchor: the place whose attention SViT's figure shows, x y in units of the picture.
-        all_tokens: draw every token one by one, not only the most important.
-        options: keywords of the model, where it is built here by name.
+        model: a module, a model name, or a checkpoint file.
+        target: class to explain, by index or name; default: the predicted class.
+        labels: class names; default: those of the checkpoint, or ImageNet's for 1000 classes.
+        size: the input has about size x size pixels; default: the size the model was made for.
+        max_tokens: tokens drawn one by one, most important first.
+        importance: any of "gradient" (one backward pass) and "occlusion" (one forward pass per token).
+        anchor: position whose attention SViT's figure shows, x y in [0, 1].
+        all_tokens: draw every token one by one; overrides max_tokens.
+        seed: of the random weights, if the model has no pretrained ones, and of the random erasing.
+        options: keywords of the model, if it is created by name.
         out: folder to save to, as `Explanation.save`.
-        tell: is called with a line of text now and then.
+        on_progress: called with one line of text per image.
     """
+    for name in unknown:
+        hint = f" Use {RENAMED[name]}=." if name in RENAMED else ""
+        raise TypeError(f"explain() got an unexpected keyword argument {name!r}.{hint}")
     for kind in importance:
-        if kind not in KINDS:
-            raise ValueError(f"importance knows {' and '.join(KINDS)}; got {kind!r}.")
+        if kind not in IMPORTANCE_KINDS:
+            raise ValueError(f"expected importance of {', '.join(IMPORTANCE_KINDS)}, got {kind!r}.")
     if not all(0 <= value <= 1 for value in anchor):
-        raise ValueError(f"the anchor is x, y in units of the picture, each from 0 to 1; got {anchor}.")
+        raise ValueError(f"expected anchor x, y in [0, 1], got {anchor}.")
     subject = load_subject(model, labels, device, seed, options)
-    sources = as_clips(images) if subject.frames else as_list(images)
+    given: Any = images
+    sources = list_clips(given) if subject.frames else list_images(given)
     if not sources:
-        raise ValueError("no images to explain.")
+        raise ValueError("expected at least one image, got none.")
     explained: list[ImageExplanation] = []
     skipped: dict[str, str] = {}
-    for source, name in zip(sources, unique_names(sources), strict=True):
-        if tell:
-            tell(f"{name}: {len(explained) + len(skipped) + 1} of {len(sources)}")
-        drawn = None if all_tokens else most
+    limit = None if all_tokens else max_tokens
+    for number, (source, name) in enumerate(zip(sources, unique_names(sources), strict=True), 1):
+        if on_progress:
+            on_progress(f"{name}: {number} of {len(sources)}")
         try:
             if subject.frames:
                 clip = load_clip(source, size or subject.size, subject.frames, subject.stride, name)
-                explained.append(explain_clip(subject, clip, target, importance, drawn))
+                explained.append(explain_clip(subject, clip, target, importance, limit))
                 continue
             view = load_view(source, size or subject.size, name)
-        except ValueError as error:  # one bad picture among many is reported and left out
+        except ValueError as error:  # one unreadable image among many is reported and skipped
             if len(sources) == 1:
                 raise
             skipped[name] = str(error)
             continue
-        explained.append(explain_view(subject, view, target, importance, drawn, anchor, seed))
+        explained.append(explain_view(subject, view, target, importance, limit, anchor, seed))
     if not explained:
-        raise ValueError("none of the images can be read. " + " ".join(skipped.values()))
+        raise ValueError("expected a readable image, got none. " + " ".join(skipped.values()))
     parameters = sum(p.numel() for p in subject.model.parameters())
-    found = Explanation(subject.name, subject.weights, subject.trained, parameters, explained, skipped)
+    explanation = Explanation(subject.name, subject.weights, subject.trained, parameters, explained, skipped)
     if out is not None:
-        found.save(out)
-    return found
+        explanation.save(out)
+    return explanation

@@ -1,55 +1,75 @@
-"""One picture through one model, with every ear open: traces, places, attention, in a single forward pass."""
+"""One image through one model: traces, map alignment and attention of a single forward pass."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from saccade.explain.attend import Attention, attentions
-from saccade.explain.colours import colour_numbers, num_tokens, stage
-from saccade.explain.density import areas, top_hat
-from saccade.explain.images import View
-from saccade.explain.place import Place, draw_maps, places
-from saccade.explain.record import record
-from saccade.tokens.trace import AssociationTrace, RegionTrace, Trace
+from saccade.explain.drawing.alignment import Alignment, record_alignment, resample_maps
+from saccade.explain.drawing.colours import colour_indices, stage_name, token_colour
+from saccade.explain.drawing.density import gaussian_maps, top_hat
+from saccade.explain.hooks.attention import Attention, record_attention
+from saccade.explain.hooks.record import record
+from saccade.explain.images import View, normalize_images
+from saccade.tokens.trace import AssociationTrace, RegionTrace, Trace, TubeTrace, num_tokens
+
+CHUNK = 64  # tokens whose full-size maps are in memory at the same time
 
 
 class Step(NamedTuple):
-    """One recorded step of one picture, with all that drawing needs."""
+    """One recorded step of one image, with everything a figure needs."""
 
-    trace: Trace  # batch axis of 1
-    index: int  # as `record` counts
+    trace: Trace  # batch size 1
+    index: int  # position in the list of `record`
     title: str  # "stage 2, block 5"
-    place: Place  # of its map in the image
-    numbers: np.ndarray  # colour number of each token
-    attention: Attention | None  # the first in which its tokens are the keys
-    image: tuple[int, int]  # size of what the model saw
+    alignment: Alignment  # of the map with the image
+    colour_indices: np.ndarray  # (M,), one per token
+    attention: Attention | None  # first attention call whose keys are this step's tokens
+    image_size: tuple[int, int]  # of the model's input
 
     @property
     def count(self) -> int:
+        """Number of tokens."""
         return num_tokens(self.trace)
+
+    def colour(self, token: int) -> tuple[int, int, int]:
+        """Colour of a token."""
+        return token_colour(int(self.colour_indices[token]))
+
+    @property
+    def array_key(self) -> str:
+        """Name of the step among the arrays of an explanation."""
+        return array_key(self.trace)
 
     def maps(
         self, size: tuple[int, int], tokens: Sequence[int] | Tensor | None = None, bandwidth: float | None = None
     ) -> Tensor:
-        """Maps of all or some tokens, drawn at `size` pixels, where they lie in the image: (M, *size).
+        """Maps of all or some tokens, aligned with the image and resampled to `size` pixels: (M, *size).
 
-        Of a region it is the area around its points, or their density if a `bandwidth` is given.
+        The map of a region is the Gaussian of its points, or their top-hat density if a `bandwidth` is given.
         """
-        chosen = torch.as_tensor(range(self.count) if tokens is None else tokens)
+        indices = torch.as_tensor(range(self.count) if tokens is None else tokens)
         if isinstance(self.trace, RegionTrace):
-            points = self.trace.points[0, chosen]
-            return areas(points, size) if bandwidth is None else top_hat(points, size, bandwidth)
+            points = self.trace.points[0, indices]
+            return gaussian_maps(points, size) if bandwidth is None else top_hat(points, size, bandwidth)
         if isinstance(self.trace, AssociationTrace):
-            return draw_maps(super_token_maps(self.trace, chosen), self.place, self.image, size)
-        return draw_maps(self.trace.maps()[0, chosen].float(), self.place, self.image, size)
+            maps = super_token_maps(self.trace, indices)
+        else:
+            maps = self.trace.maps()[0, indices].float()
+        return resample_maps(maps, self.alignment, self.image_size, size)
+
+    def map_chunks(self, size: tuple[int, int], bandwidth: float | None = None) -> Iterator[tuple[slice, Tensor]]:
+        """Maps of CHUNK tokens at a time on the CPU, with the slice of the tokens, to bound memory."""
+        for start in range(0, self.count, CHUNK):
+            tokens = range(start, min(start + CHUNK, self.count))
+            yield slice(tokens.start, tokens.stop), self.maps(size, tokens, bandwidth).cpu()
 
 
 class Observation(NamedTuple):
-    """What a model said and did about one picture."""
+    """Output and recorded steps of a model for one image."""
 
     view: View
     output: Any
@@ -57,43 +77,39 @@ class Observation(NamedTuple):
 
     @property
     def main(self) -> list[Step]:
-        """All steps if they are few or if the same tokens live through them, else the last of every stage."""
+        """Every step if there are at most 4 or the tokens persist (SparseFormer), else the last step of each stage."""
         if len(self.steps) <= 4 or isinstance(self.steps[0].trace, RegionTrace):
             return self.steps
-        return list({stage(step.trace): step for step in self.steps}.values())
+        return list({stage_name(step.trace): step for step in self.steps}.values())
 
 
 @torch.no_grad()
 def observe(model: nn.Module, view: View, mean: Sequence[float], std: Sequence[float]) -> Observation:
-    """Run the model in eval mode on one view; the model is left as it was."""
-    images = normalise(view.image[None], mean, std).to(next(model.parameters()))  # its device and its type
+    """Run the model in eval mode on one view; its training modes and hooks are restored."""
+    images = normalize_images(view.image[None], mean, std).to(next(model.parameters()))  # its device and dtype
     size = view.image.shape[-2], view.image.shape[-1]
-    with evaluating(model), record(model) as traces, places(model, size) as found, attentions(model, traces) as calls:
+    with (
+        eval_mode(model),
+        record(model) as traces,
+        record_alignment(model, size) as alignments,
+        record_attention(model, traces) as calls,
+    ):
         output = model(images)
-    numbers = colour_numbers(traces)
+    if any(isinstance(trace, TubeTrace) for trace in traces):
+        raise TypeError("expected an image model, got a video model. Use explain_clip.")
+    colours = colour_indices(traces)
     steps = []
     for i, trace in enumerate(traces):
         count = num_tokens(trace)
-        attention = next((call for call in calls if call.after == i + 1 and call.weights.shape[-1] == count), None)
-        place = found.get(trace.size) or Place.stretched(trace.size, size)
-        steps.append(Step(trace, i, title_of(trace, traces), place, numbers[i], attention, size))
+        attention = next((call for call in calls if call.num_traces == i + 1 and call.weights.shape[-1] == count), None)
+        map_size = trace.size[-2], trace.size[-1]
+        alignment = alignments.get(map_size) or Alignment.stretched(map_size, size)
+        steps.append(Step(trace, i, step_title(trace, traces), alignment, colours[i], attention, size))
     return Observation(view, output, steps)
 
 
-def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Pictures (B, C, H, W) or clips (B, C, T, H, W) in [0, 1] as the model was trained to see them.
-
-    Grey models get the mean of the colours.
-    """
-    if len(mean) == 1:
-        images = images.mean(1, keepdim=True)
-    shape = (1, -1, *[1] * (images.ndim - 2))
-    middle, spread = (torch.tensor(values, device=images.device).view(shape) for values in (mean, std))
-    return (images - middle) / spread
-
-
-class evaluating:
-    """`with evaluating(model):` eval mode inside, each module's own mode again afterwards."""
+class eval_mode:
+    """Context manager: the model in eval mode inside, each module's own mode restored afterwards."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -107,37 +123,46 @@ class evaluating:
             module.training = True
 
 
-def title_of(trace: Trace, traces: list[Trace]) -> str:
-    """A trace in words: "stage 2, block 5", "step 3 of 5"."""
-    if isinstance(trace, RegionTrace):
+def step_title(trace: Trace, traces: Sequence[Trace]) -> str:
+    """Readable name of a trace: "stage 2, block 5", "step 3 of 5"."""
+    if isinstance(trace, (RegionTrace, TubeTrace)):
         return f"step {[t is trace for t in traces].index(True) + 1} of {len(traces)}"
-    found = re.fullmatch(r"(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)", trace.name)
-    if found:
-        return f"stage {int(found[1]) + 1}, block {int(found[2]) + 1}"
-    found = re.fullmatch(r"(?:.*\.)?(\w+)\.(\d+)", trace.name)
-    words = f"{found[1].rstrip('s')} {int(found[2]) + 1}" if found else trace.name or "tokens"
-    return f"{words}, step {trace.step + 1}" if trace.step else words
+    match = re.fullmatch(r"(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)", trace.name)
+    if match:
+        return f"stage {int(match[1]) + 1}, block {int(match[2]) + 1}"
+    match = re.fullmatch(r"(?:.*\.)?(\w+)\.(\d+)", trace.name)
+    title = f"{match[1].rstrip('s')} {int(match[2]) + 1}" if match else trace.name or "tokens"
+    return f"{title}, step {trace.step + 1}" if trace.step else title
 
 
-def super_token_numbers(trace: AssociationTrace) -> Tensor:
-    """(H, W, 9): the numbers of the nine tokens that a pixel's shares belong to, -1 for those outside the map."""
+def step_summary(trace: Trace, title: str) -> dict[str, Any]:
+    """Name, title, token count and grid of a step, for JSON."""
+    return {
+        "name": trace.name,
+        "step": trace.step,
+        "title": title,
+        "tokens": num_tokens(trace),
+        "grid": list(trace.size),
+    }
+
+
+def array_key(trace: Trace) -> str:
+    """Name of a trace among the arrays: its block, and the number of the call if it runs several times."""
+    return trace.name + (f".{trace.step}" if trace.step else "")
+
+
+def super_token_indices(trace: AssociationTrace) -> Tensor:
+    """(H, W, 9): indices of the nine super tokens of each pixel's association, -1 for those outside the grid."""
     (height, width), (rows, columns) = trace.size, trace.grid
     device = trace.association.device
-    step = torch.arange(9, device=device)
-    row = (torch.arange(height, device=device) // trace.cell)[:, None, None] + step // 3 - 1
-    column = (torch.arange(width, device=device) // trace.cell)[None, :, None] + step % 3 - 1
+    neighbour = torch.arange(9, device=device)
+    row = (torch.arange(height, device=device) // trace.cell)[:, None, None] + neighbour // 3 - 1
+    column = (torch.arange(width, device=device) // trace.cell)[None, :, None] + neighbour % 3 - 1
     inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
     return torch.where(inside, row * columns + column, -1)
 
 
 def super_token_maps(trace: AssociationTrace, tokens: Tensor) -> Tensor:
-    """What `trace.maps()[0, tokens]` gives, without the maps of all the others: a large image has thousands."""
-    numbers, shares = super_token_numbers(trace), trace.association[0].float().unflatten(0, trace.size)
-    return torch.stack([torch.where(numbers == token, shares, 0.0).sum(2) for token in tokens.tolist()])
-
-
-def one_image(trace: Trace, item: int) -> Trace:
-    """The trace of one image of a batch, with a batch axis of 1."""
-    return trace._replace(
-        **{name: value[item : item + 1] for name, value in trace._asdict().items() if isinstance(value, Tensor)}
-    )
+    """`trace.maps()[0, tokens]` without the maps of the other tokens, of which a large image has thousands."""
+    indices, association = super_token_indices(trace), trace.association[0].float().unflatten(0, trace.size)
+    return torch.stack([torch.where(indices == token, association, 0.0).sum(2) for token in tokens.tolist()])

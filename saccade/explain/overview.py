@@ -1,11 +1,11 @@
-"""Several models on several pictures, as one grid: a row a picture, a column a model."""
+"""Several models on several images as one HTML grid: a row per image, a column per model."""
 
 from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from saccade.explain.figure import Panel
-from saccade.explain.report import picture
+from saccade.explain.drawing.figure import Panel
+from saccade.explain.report import image_html
 
 STYLE = """
 .saccade .lead { font-size: 18px; max-width: 68ch; color: var(--soft); margin-bottom: 22px; }
@@ -23,26 +23,26 @@ STYLE = """
 
 
 class Column(NamedTuple):
-    """One model: its name, a line about it, and a panel for every picture."""
+    """One model: its name, a note, and a panel per image."""
 
     name: str
     note: str
     panels: list[Panel]
 
 
-def overview(pictures: Sequence[Panel], columns: Sequence[Column], corner: str = "photograph") -> str:
-    """The grid as HTML; on a narrow screen it scrolls sideways under the pictures' own column."""
+def overview(images: Sequence[Panel], columns: Sequence[Column], corner: str = "photograph") -> str:
+    """The grid as HTML; on a narrow screen it scrolls horizontally, the image column stays."""
     cells = [f'<div class="name first">{escape(corner)}</div>']
     cells += [
         f'<div class="name">{escape(column.name)}<small>{escape(column.note)}</small></div>' for column in columns
     ]
-    for row, original in enumerate(pictures):
+    for row, original in enumerate(images):
         cells.append(_cell(original, ' class="first"'))
         cells += [_cell(column.panels[row]) for column in columns]
     style = f"--columns: {len(columns) + 1}"
     return f'<div class="scroll"><div class="overview" style="{style}">{"".join(cells)}</div></div>'
 
 
-def _cell(panel: Panel, mark: str = "") -> str:
+def _cell(panel: Panel, attributes: str = "") -> str:
     note = "".join(f"<small>{escape(line)}</small>" for line in panel.note.splitlines())
-    return f"<figure{mark}>{picture(panel)}<figcaption>{escape(panel.label)}{note}</figcaption></figure>"
+    return f"<figure{attributes}>{image_html(panel)}<figcaption>{escape(panel.label)}{note}</figcaption></figure>"

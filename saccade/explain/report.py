@@ -1,15 +1,15 @@
-"""One HTML file that needs nothing else: pictures inside, light and dark, no script."""
+"""Self-contained HTML report: images embedded, light and dark mode, no script."""
 
 import base64
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from saccade.explain.figure import Figure, Panel, animate, encode
+from saccade.explain.drawing.figure import Figure, Panel, encode_animation, encode_image
 
 if TYPE_CHECKING:
     from saccade.explain.explanation import Explanation
-    from saccade.explain.one_picture import ImageExplanation
+    from saccade.explain.image_explanation import ImageExplanation
 
 STYLE = """
 .saccade { --paper: #fff; --ink: #1a2028; --soft: #5b6472; --line: #e3e7ec; --card: #f6f8fa; --accent: #0072b2;
@@ -34,7 +34,7 @@ STYLE = """
   vertical-align: baseline; color: var(--ink); background: none; }
 .saccade th { color: var(--soft); font-weight: 500; }
 .saccade td.number, .saccade th.number { text-align: right; }
-.saccade section.picture { border-top: 1px solid var(--line); margin-top: 36px; padding-top: 28px; }
+.saccade section.image { border-top: 1px solid var(--line); margin-top: 36px; padding-top: 28px; }
 .saccade .head { display: flex; flex-wrap: wrap; gap: 28px; align-items: flex-start; margin-bottom: 12px; }
 .saccade .head img { width: 260px; border-radius: 6px; display: block; }
 .saccade .head > div { flex: 1 1 340px; }
@@ -58,7 +58,7 @@ STYLE = """
 
 
 def document(title: str, body: str) -> str:
-    """A whole page around a body that `fragment` or a score report made."""
+    """A complete HTML page with the given body."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -69,20 +69,21 @@ def document(title: str, body: str) -> str:
 
 
 def page(explanation: "Explanation") -> str:
+    """The explanation as a complete HTML page."""
     return document(f"{explanation.model} explained", _body(explanation))
 
 
 def fragment(explanation: "Explanation") -> str:
-    """The same inside a notebook's cell."""
+    """The explanation as an HTML fragment, for a notebook."""
     return f'<style>{STYLE}</style><div class="saccade">{_body(explanation)}</div>'
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """Rows of ready HTML; columns in `numbers` are set to the right."""
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> str:
+    """An HTML table; cells are HTML, columns in `numeric` are right-aligned."""
 
     def cells(row: Sequence[str], tag: str) -> str:
-        marks = [' class="number"' if i in numbers else "" for i in range(len(row))]
-        return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, row, strict=True))
+        attributes = [' class="number"' if i in numeric else "" for i in range(len(row))]
+        return "".join(f"<{tag}{attribute}>{cell}</{tag}>" for attribute, cell in zip(attributes, row, strict=True))
 
     lines = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
     return (
@@ -90,8 +91,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence
     )
 
 
-def draw(figure: Figure) -> str:
-    """A figure as a grid of panels; on a narrow screen, fewer columns."""
+def figure_html(figure: Figure) -> str:
+    """A figure as a grid of panels, with fewer columns on a narrow screen."""
     columns = max(min(figure.columns, len(figure.panels)), min(figure.columns, 3))
     narrow = 2 if columns > 2 else 1
     panels = "".join(_panel(panel) for panel in figure.panels)
@@ -102,12 +103,12 @@ def draw(figure: Figure) -> str:
     )
 
 
-def picture(panel: Panel) -> str:
-    """The panel's picture as an img: matrices as PNG with sharp cells, photographs as JPEG."""
-    kind = "webp" if panel.film is not None else "png" if panel.sharp else "jpeg"
-    content = encode(panel.picture, kind.upper()) if panel.film is None else animate(panel.film)
+def image_html(panel: Panel) -> str:
+    """The panel as an <img>: animations as WebP, matrices as PNG, photographs as JPEG."""
+    kind = "webp" if panel.frames is not None else "png" if panel.sharp else "jpeg"
+    content = encode_image(panel.image, kind.upper()) if panel.frames is None else encode_animation(panel.frames)
     text = base64.b64encode(content).decode()
-    alt = escape(" ".join((panel.label, panel.note)).strip() or "picture", quote=True)
+    alt = escape(" ".join((panel.label, panel.note)).strip() or "image", quote=True)
     crisp = ' class="crisp"' if panel.sharp else ""
     return f'<img{crisp} loading="lazy" alt="{alt}" src="data:image/{kind};base64,{text}">'
 
@@ -118,52 +119,52 @@ def _panel(panel: Panel) -> str:
         chip = f'<span class="chip" style="background: rgb{tuple(panel.colour)}"></span>'
     note = "".join(f"<small>{escape(line)}</small>" for line in panel.note.splitlines())
     caption = f"<figcaption>{chip}{escape(panel.label)}{note}</figcaption>" if panel.label or note else ""
-    return f"<figure>{picture(panel)}{caption}</figure>"
+    return f"<figure>{image_html(panel)}{caption}</figure>"
 
 
 def _body(explanation: "Explanation") -> str:
     parts = [
-        f"<main><h1>What {escape(explanation.model)} sees</h1>",
+        f"<main><h1>Tokens of {escape(explanation.model)}</h1>",
         f'<p class="soft">{explanation.parameters / 1e6:.1f} million parameters, weights: '
-        f"{escape(explanation.weights)}. {_plural(len(explanation.images), 'picture')}.</p>",
+        f"{escape(explanation.weights)}. {_plural(len(explanation.images), 'image')}.</p>",
     ]
     if not explanation.trained:
         parts.append(
-            '<p class="warn">These weights are fresh: nothing has been learned. The pictures show how the model works, '
-            "not what it knows, and the answers mean nothing.</p>"
+            '<p class="warn">The weights are randomly initialised, not trained: the figures show how the model groups '
+            "pixels, and its predictions are meaningless.</p>"
         )
     if explanation.skipped:
         lines = "".join(f"<br>{escape(name)}: {escape(reason)}" for name, reason in explanation.skipped.items())
-        parts.append(f'<p class="warn">Left out:{lines}</p>')
+        parts.append(f'<p class="warn">Skipped:{lines}</p>')
     if len(explanation.images) > 1:
         links = "".join(f'<a href="#image-{i}">{escape(image.name)}</a>' for i, image in enumerate(explanation.images))
         parts.append(f"<nav>{links}</nav>")
-    parts += [_picture(image, i) for i, image in enumerate(explanation.images)]
+    parts += [_image_section(image, i) for i, image in enumerate(explanation.images)]
     return "\n".join([*parts, "</main>"])
 
 
-def _picture(image: "ImageExplanation", number: int) -> str:
+def _image_section(image: "ImageExplanation", number: int) -> str:
     figures = list(image.figures.values())
-    original = Panel(figures[0].panels[0].picture, image.name)
-    answers = ""
-    if image.answers:
+    original = Panel(figures[0].panels[0].image, image.name)
+    predictions = ""
+    if image.predictions:
         rows = [
-            (escape(name), f"{chance:.1%}", f'<span class="bar" style="width: {chance * 140:.0f}px"></span>')
-            for name, chance in image.answers
+            (escape(name), f"{value:.1%}", f'<span class="bar" style="width: {value * 140:.0f}px"></span>')
+            for name, value in image.predictions
         ]
-        answers = table(("answer", "probability", ""), rows, numbers=(1,))
-    steps = table(("tokens", "made from", "times"), _summary(image), numbers=(0, 2))
+        predictions = table(("class", "probability", ""), rows, numeric=(1,))
+    steps = table(("tokens", "from", "steps"), _step_rows(image), numeric=(0, 2))
     notes = "".join(f'<p class="warn">{escape(note)}</p>' for note in image.notes)
     return (
-        f'<section class="picture" id="image-{number}"><h2>{escape(image.name)}</h2><div class="head">'
-        f"{picture(original)}<div>{answers}</div><div>{steps}</div></div>{notes}"
-        + "".join(draw(figure) for figure in figures)
+        f'<section class="image" id="image-{number}"><h2>{escape(image.name)}</h2><div class="head">'
+        f"{image_html(original)}<div>{predictions}</div><div>{steps}</div></div>{notes}"
+        + "".join(figure_html(figure) for figure in figures)
         + "</section>"
     )
 
 
-def _summary(image: "ImageExplanation") -> list[tuple[str, str, str]]:
-    """How many tokens from how many pixels; equal steps counted, not listed."""
+def _step_rows(image: "ImageExplanation") -> list[tuple[str, str, str]]:
+    """Number of tokens, map size, and number of steps with both, for a table."""
     kinds = [(step["tokens"], "a map of " + " x ".join(map(str, step["grid"]))) for step in image.steps]
     return [(str(kind[0]), kind[1], str(kinds.count(kind))) for kind in dict.fromkeys(kinds)]
 

@@ -1,4 +1,4 @@
-"""The model to be explained: by name, from a checkpoint, or as it is; with all that is known about its input."""
+"""The model to explain: from the registry, a checkpoint or a module, with its labels and preprocessing."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,34 +7,42 @@ from typing import Any, NamedTuple
 
 import torch
 from timm.models import get_pretrained_cfg
-from torch import nn
+from torch import Tensor, nn
 
-from saccade.explain.record import reporters
-from saccade.models.card import Card, Preprocess, weights_file
+from saccade.explain.hooks.record import grouping_modules
+from saccade.explain.images import normalize_images
+from saccade.models.card import Card, Preprocess, preprocess_of, weights_file
 from saccade.models.checkpoint import load_checkpoint, read_state_dict
-from saccade.models.registry import MEAN, STD, create_model, embedded_tag, list_models
+from saccade.models.registry import create_model, embedded_tag, list_models
 from saccade.tasks.detection import DETECTORS
 from saccade.tasks.open import open_task_model, read_task_card
 
-SIZE = 224  # for models that do not say
 CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin")
+CLIP_STRIDE = 4  # frames between two frames of a clip, for video models without a card
 
 
 class Subject(NamedTuple):
+    """A model to explain."""
+
     model: nn.Module
     name: str
-    weights: str  # where they are from, in words
+    weights: str  # their origin, for the report
     trained: bool
     labels: Sequence[str] | None  # class names
-    size: int  # side of the square it was made for
+    size: int  # side of the square input it was made for
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    frames: int = 0  # of a clip; 0 where pictures are expected
-    stride: int = 1  # of a clip: frames of the video from one to the next
-    detector: nn.Module | None = None  # that `model` is the backbone of
+    frames: int = 0  # per clip; 0 for image models
+    stride: int = 1  # video frames from one frame of a clip to the next
+    detector: nn.Module | None = None  # whose backbone `model` is
 
-    def label(self, number: int) -> str:
-        return self.labels[number] if self.labels and number < len(self.labels) else f"class {number}"
+    def label(self, index: int) -> str:
+        """Name of a class, "class 3" if unknown."""
+        return self.labels[index] if self.labels and index < len(self.labels) else f"class {index}"
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Images or clips in [0, 1], normalised, with the model's device and dtype."""
+        return normalize_images(images, self.mean, self.std).to(next(self.model.parameters()))
 
 
 def load_subject(
@@ -44,65 +52,59 @@ def load_subject(
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> Subject:
-    """`model` is a module, a name of the registry, or a checkpoint (saccade's or the authors').
+    """Load a module, a registered name, or a checkpoint (saccade's or the authors').
 
-    A name gets its pretrained weights if there are any, else fresh ones from `seed`. `options` are keywords of the
-    model, for ablations. Of a detector, its backbone is shown, for that is where the tokens are, and what it finds.
+    A name gets its pretrained weights if there are any, else random ones from `seed`. `options` are keywords of the
+    model, for ablations. Of a detector, the backbone is explained, since it has the tokens.
     """
     options = dict(options or {})
-    weights, trained, card = "as given", True, None
+    weights, trained, card = "as passed", True, None
     if isinstance(model, nn.Module):
-        name = config_of(model).get("architecture") or type(model).__name__
+        name = timm_config(model).get("architecture") or type(model).__name__
     elif is_checkpoint(Path(model)):
         weights = Path(model).name
         model, card = _from_file(Path(model), options)
         name = card.name
     else:
         name = str(model)
-        model, weights, trained = _by_name(name, seed, options)
+        model, weights, trained = _from_registry(name, seed, options)
     detector = model if isinstance(model, DETECTORS) else None
     if device is not None:
         model = model.to(device)
-    model = model if detector is None else detector.backbone_model
-    reporters(model)  # its error says what can be explained
-    expects = card.preprocess if card else preprocess_of(model)
-    mean, std, channels = expects.mean, expects.std, getattr(model, "in_chans", 3)
+    model = model if detector is None else detector.trunk
+    grouping_modules(model)  # raises for models without tokens
+    preprocess = card.preprocess if card else expected_preprocess(model)
+    mean, std, channels = preprocess.mean, preprocess.std, getattr(model, "in_chans", 3)
     if channels == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     elif channels != 3:
-        raise ValueError(f"{name} takes {channels} channels; pictures have 3 (or 1 with in_chans=1).")
+        raise ValueError(f"expected a model with 3 input channels or 1, got {name} with {channels}.")
     labels = labels or (card.names if card and card.classes else None) or class_names(model)
-    clip = expects.frames, expects.stride
-    return Subject(model, name, weights, trained, labels, expects.size, mean, std, *clip, detector)
+    clip = preprocess.frames, preprocess.stride
+    return Subject(model, name, weights, trained, labels, preprocess.size, mean, std, *clip, detector)
 
 
 def is_checkpoint(path: Path) -> bool:
-    """A file, or a training run's folder; a path that looks like a file is meant to be one."""
+    """Whether a path is a file, has a checkpoint's suffix, or is the folder of a training run."""
     if path.is_dir():
         return any((path / name).is_file() for name in ("best.safetensors", "last.safetensors"))
     return path.is_file() or path.suffix in CHECKPOINTS
 
 
-def preprocess_of(model: nn.Module) -> Preprocess:
-    """What the model, or the backbone inside it, says it expects."""
-    config = config_of(model)
-    shape = config.get("input_size") or (3, SIZE, SIZE)
-    clip = {"frames": shape[1], "stride": 4} if len(shape) == 4 else {}
-    return Preprocess(shape[-1], tuple(config.get("mean") or MEAN), tuple(config.get("std") or STD), **clip)
+def expected_preprocess(model: nn.Module) -> Preprocess:
+    """Preprocessing of the model or of the backbone inside it, from its timm config."""
+    preprocess = preprocess_of(_configured_module(model))
+    return preprocess._replace(stride=CLIP_STRIDE) if preprocess.frames else preprocess
 
 
-def config_of(model: nn.Module) -> Mapping[str, Any]:
-    """timm's notes on the model, or on the backbone inside it."""
-    for module in model.modules():
-        config = getattr(module, "pretrained_cfg", None)
-        if config:
-            return config
-    return {}
+def timm_config(model: nn.Module) -> Mapping[str, Any]:
+    """`pretrained_cfg` of the model or of the backbone inside it; empty if there is none."""
+    return getattr(_configured_module(model), "pretrained_cfg", None) or {}
 
 
 def class_names(model: nn.Module) -> Sequence[str] | None:
-    """Names that come with the weights; ImageNet's for 1000 classes."""
-    names = config_of(model).get("label_names")
+    """Class names of the model's timm config; ImageNet's for 1000 classes."""
+    names = timm_config(model).get("label_names")
     if names:
         return list(names)
     if getattr(model, "num_classes", None) == 1000:
@@ -113,28 +115,34 @@ def class_names(model: nn.Module) -> Sequence[str] | None:
     return None
 
 
+def _configured_module(model: nn.Module) -> nn.Module:
+    return next((module for module in model.modules() if getattr(module, "pretrained_cfg", None)), model)
+
+
 def _from_file(path: Path, options: dict[str, Any]) -> tuple[nn.Module, Card]:
-    """The model of a checkpoint with other options than its own, if any are given, and what the file says of itself."""
+    """Model and card of a checkpoint; `options` override the model's own."""
     file = weights_file(path)
-    state_dict = read_state_dict(file)  # names a missing or damaged file
+    state_dict = read_state_dict(file)  # raises for a missing or damaged file
     card = read_task_card(file)
     if card.task in ("segmentation", "detection"):
         if options:
-            raise ValueError(f"{path} is a model for {card.task} and opens as it is, without {', '.join(options)}.")
+            raise ValueError(f"expected no model options for the {card.task} model {path}, got {', '.join(options)}.")
         return open_task_model(file)
-    model = create_model(card.name, **({"num_classes": card.num_classes} | card.kwargs | options))
+    keywords: dict[str, Any] = {"num_classes": card.num_classes} | card.kwargs | options
+    model = create_model(card.name, **keywords)
     load_checkpoint(model, state_dict)
-    return model, card if card.preprocess != Preprocess() else card._replace(preprocess=preprocess_of(model))
+    return model, card if card.preprocess != Preprocess() else card._replace(preprocess=expected_preprocess(model))
 
 
-def _by_name(name: str, seed: int, options: dict[str, Any]) -> tuple[nn.Module, str, bool]:
+def _from_registry(name: str, seed: int, options: dict[str, Any]) -> tuple[nn.Module, str, bool]:
+    """Model, origin of its weights, and whether they are pretrained."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = create_model(name, **options)
-    known = get_pretrained_cfg(name, allow_unregistered=True)
+    config = get_pretrained_cfg(name, allow_unregistered=True)
     plain = name.partition(".")[0]
     tag = embedded_tag(plain) if name == plain and plain in list_models() and not options else None
-    if tag or (known is not None and known.has_weights):  # an ablation is another model: it gets no weights unasked
+    if tag or (config is not None and config.has_weights):  # embedded weights are not loaded into an ablation
         name = f"{plain}.{tag}" if tag else name
         return create_model(name, pretrained=True, **options), f"pretrained, {name}" if tag else "pretrained", True
-    return model, f"fresh, seed {seed}", False
+    return model, f"random initialisation, seed {seed}", False

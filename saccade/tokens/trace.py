@@ -7,7 +7,7 @@ tuples. `saccade.record` calls it from a forward hook; forward() itself is not i
 there. `Trace` is a union of classes: `isinstance` narrows it.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -112,3 +112,18 @@ def _is_near(points: Tensor, height: int, width: int, radius: float) -> Tensor:
 
 
 Trace = AssignmentTrace | AssociationTrace | RegionTrace | TubeTrace
+TraceT = TypeVar("TraceT", AssignmentTrace, AssociationTrace, RegionTrace, TubeTrace)
+
+
+def expect_trace(trace: Trace, kind: type[TraceT]) -> TraceT:
+    """The trace, narrowed to one kind; TypeError if it is another."""
+    if not isinstance(trace, kind):
+        raise TypeError(f"expected {kind.__name__}, got {type(trace).__name__} of {trace.name or 'an unnamed block'}.")
+    return trace
+
+
+def num_tokens(trace: Trace) -> int:
+    """Tokens per image of a trace."""
+    if isinstance(trace, AssociationTrace):
+        return trace.grid[0] * trace.grid[1]
+    return (trace.assignment if isinstance(trace, AssignmentTrace) else trace.regions).shape[1]

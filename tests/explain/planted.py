@@ -1,40 +1,43 @@
-"""Traces made by hand, whose right picture is known."""
+"""Hand-made traces with known figures."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from saccade.explain.drawing.alignment import Alignment
+from saccade.explain.hooks.attention import Attention
 from saccade.explain.images import View
-from saccade.explain.observe import Observation, Step, title_of
-from saccade.explain.place import Place
-from saccade.tokens.trace import AssignmentTrace, AssociationTrace, RegionTrace, Trace
+from saccade.explain.observe import Observation, Step, step_title
+from saccade.tokens.trace import AssignmentTrace, AssociationTrace, RegionTrace, Trace, TubeTrace, num_tokens
 
 
 def view(height: int, width: int, value: int | None = None, seed: int = 0) -> View:
-    """A flat or a random picture, drawn at the size the model sees it."""
-    random = np.random.default_rng(seed)
-    picture = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    """A constant or random image, with a canvas of the same size."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     if value is not None:
-        picture[:] = value
-    return View("planted", torch.from_numpy(picture).permute(2, 0, 1).float() / 255, picture)
+        pixels[:] = value
+    return View("planted", torch.from_numpy(pixels).permute(2, 0, 1).float() / 255, pixels)
 
 
-def step(trace: Trace, image: tuple[int, int], place: Place | None = None, attention=None) -> Step:
-    count = next(
-        v for v in (getattr(trace, "assignment", None), getattr(trace, "regions", None), trace.tokens) if v is not None
-    )
-    numbers = np.arange(count.shape[1])
-    return Step(
-        trace, 0, title_of(trace, [trace]), place or Place.stretched(trace.size, image), numbers, attention, image
-    )
+def step(
+    trace: Trace,
+    image_size: tuple[int, int],
+    alignment: Alignment | None = None,
+    attention: Attention | None = None,
+) -> Step:
+    """A step with colour indices 0, 1, 2, …, its map stretched over the image unless an alignment is given."""
+    assert not isinstance(trace, TubeTrace)
+    alignment = alignment or Alignment.stretched(trace.size, image_size)
+    colours = np.arange(num_tokens(trace))
+    return Step(trace, 0, step_title(trace, [trace]), alignment, colours, attention, image_size)
 
 
-def seen(view: View, *steps: Step) -> Observation:
+def observation(view: View, *steps: Step) -> Observation:
     return Observation(view, None, list(steps))
 
 
 def quadrants(side: int = 4) -> AssignmentTrace:
-    """Four tokens, each even over one quarter of a side x side map: 0 top left, 1 top right, 2, 3 below."""
+    """Four tokens, each uniform over one quadrant of a side x side map: 0 top left, 1 top right, 2, 3 below."""
     maps = torch.zeros(1, 4, side, side)
     half = side // 2
     for token in range(4):
@@ -44,20 +47,20 @@ def quadrants(side: int = 4) -> AssignmentTrace:
 
 
 def association(labels: Tensor, cell: int) -> AssociationTrace:
-    """Every pixel wholly with the super token that labels (H, W) names; it must be one of the nine around it."""
+    """Every pixel fully associated with the super token of labels (H, W), which must be one of its nine neighbours."""
     height, width = labels.shape
     rows, columns = -(-height // cell), -(-width // cell)
     own = (torch.arange(height) // cell)[:, None], (torch.arange(width) // cell)[None]
     down, right = labels // columns - own[0], labels % columns - own[1]
-    share = torch.nn.functional.one_hot(((down + 1) * 3 + right + 1).long(), 9).float()
+    weights = torch.nn.functional.one_hot(((down + 1) * 3 + right + 1).long(), 9).float()
     tokens = torch.zeros(1, rows * columns, 2)
     return AssociationTrace(
-        share.reshape(1, -1, 9), (height, width), (rows, columns), cell, tokens, "stages.0.blocks.0"
+        weights.reshape(1, -1, 9), (height, width), (rows, columns), cell, tokens, "stages.0.blocks.0"
     )
 
 
-def looking_at(centres: list[tuple[float, float]], spread: float = 0.0, size=(16, 16)) -> RegionTrace:
-    """Tokens whose four points lie `spread` around a centre each."""
+def region_trace(centres: list[tuple[float, float]], spread: float = 0.0, size=(16, 16)) -> RegionTrace:
+    """Tokens with four points each, `spread` around a centre."""
     middle = torch.tensor(centres)
     corners = torch.tensor([[-1.0, -1], [1, -1], [-1, 1], [1, 1]]) * spread
     points = middle[:, None] + corners

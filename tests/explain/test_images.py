@@ -1,4 +1,4 @@
-"""Pictures in: whatever a person throws at it."""
+"""Image input."""
 
 import struct
 import subprocess
@@ -10,7 +10,15 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.explain.images import MAX_PIXELS, as_list, frame, load_picture, load_view, unique_names
+from saccade.explain.images import (
+    MAX_PIXELS,
+    input_size,
+    list_images,
+    load_image,
+    load_view,
+    normalize_images,
+    unique_names,
+)
 from tests.peak_memory import PEAK
 
 
@@ -26,45 +34,45 @@ def huge_png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
-def test_a_missing_file_a_folder_and_a_text_are_named(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no such image: .*nothing\.jpg"):
-        load_picture(tmp_path / "nothing.jpg")
-    with pytest.raises(ValueError, match=r"is a folder; name the images in it"):
-        load_picture(tmp_path)
-    (tmp_path / "text.jpg").write_text("not a picture")
+        load_image(tmp_path / "nothing.jpg")
+    with pytest.raises(ValueError, match=r"expected an image file, got the folder .* Name the images in it"):
+        load_image(tmp_path)
+    (tmp_path / "text.jpg").write_text("not an image")
     with pytest.raises(ValueError, match=r"text\.jpg is not an image that Pillow can read"):
-        load_picture(tmp_path / "text.jpg")
+        load_image(tmp_path / "text.jpg")
     (tmp_path / "empty.png").write_bytes(b"")
     with pytest.raises(ValueError, match=r"empty\.png is not an image"):
-        load_picture(tmp_path / "empty.png")
+        load_image(tmp_path / "empty.png")
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png"])
-def test_half_a_file_is_named(tmp_path, kind):
+def test_truncated_files_are_refused(tmp_path, kind):
     path = tmp_path / f"half.{kind}"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(ValueError, match="is damaged or incomplete"):
-        load_picture(path)
+        load_image(path)
 
 
-def test_one_pixel_is_a_picture(tmp_path):
+def test_one_pixel_is_an_image(tmp_path):
     Image.new("RGB", (1, 1), (10, 200, 30)).save(tmp_path / "one.png")
     view = load_view(tmp_path / "one.png", 64)
     assert view.image.shape == (3, 64, 64)
-    assert (view.picture == [10, 200, 30]).all()
+    assert (view.canvas == [10, 200, 30]).all()
     assert torch.equal(view.image, view.image[:, :1, :1].expand(-1, 64, 64))
 
 
 @pytest.mark.parametrize("shape", [(1, 900), (900, 1), (3, 2000)])
-def test_a_strip_is_cut_to_four_to_one(shape):
+def test_long_images_are_cropped_to_four_to_one(shape):
     view = load_view(np.zeros((*shape, 3), np.uint8), 64)
     assert max(view.image.shape[1:]) / min(view.image.shape[1:]) == 4
     assert view.image[0].numel() == 64 * 64
 
 
-def promising(path, width: int, height: int):
-    """A small file whose header promises a large picture."""
+def with_header(path, width: int, height: int):
+    """A small file whose header declares a large image."""
     data = bytearray(huge_png(10, 10))
     data[16:24] = struct.pack(">II", width, height)
     data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
@@ -72,11 +80,11 @@ def promising(path, width: int, height: int):
     return path
 
 
-def test_a_bomb_is_refused_before_it_is_decoded(tmp_path):
-    with pytest.raises(ValueError, match=r"has 144 megapixels, the limit is 120\. Reduce it first"):
-        load_picture(promising(tmp_path / "bomb.png", 12000, 12000))
-    with pytest.raises(ValueError, match="would fill the memory"):
-        load_picture(promising(tmp_path / "atom_bomb.png", 100000, 100000))
+def test_decompression_bombs_are_refused_before_decoding(tmp_path):
+    with pytest.raises(ValueError, match=r"expected at most 120 megapixels, got 144 in .*bomb\.png\. Downscale"):
+        load_image(with_header(tmp_path / "bomb.png", 12000, 12000))
+    with pytest.raises(ValueError, match="is too large to decode"):
+        load_image(with_header(tmp_path / "atom_bomb.png", 100000, 100000))
     assert MAX_PIXELS == 120_000_000
 
 
@@ -94,8 +102,8 @@ for path in sys.argv[1:]:
 )
 
 
-def test_a_hundred_megapixels_in_bounded_memory(tmp_path):
-    """Megabytes beyond the import: a JPEG is reduced while it is decoded, a PNG right after."""
+def test_large_files_are_decoded_in_bounded_memory(tmp_path):
+    """Megabytes beyond the import: a JPEG is downscaled while decoding, a PNG right after."""
     Image.new("L", (10000, 10000), 100).save(tmp_path / "large.jpg", quality=30)
     (tmp_path / "large.png").write_bytes(huge_png(10000, 10000))
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "large.jpg"), str(tmp_path / "large.png")]
@@ -107,7 +115,7 @@ def test_a_hundred_megapixels_in_bounded_memory(tmp_path):
     assert png[3] < 520
 
 
-def test_all_modes_become_the_same_rgb(tmp_path):
+def test_every_mode_becomes_rgb(tmp_path):
     grey = np.tile(np.arange(0, 256, 4, dtype=np.uint8), (8, 1))
     cases = {
         "l.png": Image.fromarray(grey),
@@ -116,48 +124,56 @@ def test_all_modes_become_the_same_rgb(tmp_path):
         "palette.png": Image.fromarray(grey).convert("P"),
         "la.png": Image.fromarray(grey).convert("LA"),
     }
-    for name, picture in cases.items():
-        picture.save(tmp_path / name)
-        found = np.array(load_picture(tmp_path / name)).astype(int)
-        assert found.shape == (8, 64, 3), name
-        assert np.abs(found - grey[..., None]).max() <= 1, name
+    for name, image in cases.items():
+        image.save(tmp_path / name)
+        pixels = np.array(load_image(tmp_path / name)).astype(int)
+        assert pixels.shape == (8, 64, 3), name
+        assert np.abs(pixels - grey[..., None]).max() <= 1, name
     Image.fromarray(np.dstack([grey] * 3 + [np.zeros_like(grey)])).save(tmp_path / "clear.png")
-    assert (np.array(load_picture(tmp_path / "clear.png")) == 255).all()  # transparent is white
+    assert (np.array(load_image(tmp_path / "clear.png")) == 255).all()  # transparent is white
 
 
-def test_a_turned_photograph_is_upright(tmp_path):
-    picture = Image.new("RGB", (40, 20))
-    picture.paste((255, 0, 0), (0, 0, 10, 20))
-    exif = picture.getexif()
-    exif[0x0112] = 6  # the camera was turned
-    picture.save(tmp_path / "turned.jpg", exif=exif, quality=95)
-    found = np.array(load_picture(tmp_path / "turned.jpg")).astype(int)
-    assert found.shape == (40, 20, 3)
-    assert found[2, 10, 0] > 200
-    assert found[30, 10, 0] < 60
+def test_exif_orientation_is_applied(tmp_path):
+    image = Image.new("RGB", (40, 20))
+    image.paste((255, 0, 0), (0, 0, 10, 20))
+    exif = image.getexif()
+    exif[0x0112] = 6  # rotated by 90 degrees
+    image.save(tmp_path / "rotated.jpg", exif=exif, quality=95)
+    pixels = np.array(load_image(tmp_path / "rotated.jpg")).astype(int)
+    assert pixels.shape == (40, 20, 3)
+    assert pixels[2, 10, 0] > 200
+    assert pixels[30, 10, 0] < 60
 
 
-def test_arrays_and_tensors():
+def test_arrays_and_tensors_are_converted():
     image = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
     tensor = torch.from_numpy(image).permute(2, 0, 1).float() / 255
     for source in (image, image / 255, tensor, tensor.half(), torch.from_numpy(image)):
-        found = np.array(load_picture(source)).astype(int)
-        assert np.abs(found - image).max() <= 1
-    assert np.array(load_picture(image[..., 0])).shape == (20, 30, 3)
+        pixels = np.array(load_image(source)).astype(int)
+        assert np.abs(pixels - image).max() <= 1
+    assert np.array(load_image(image[..., 0])).shape == (20, 30, 3)
+
+
+def test_other_arrays_are_refused():
+    tensor = torch.rand(3, 20, 30)
     with pytest.raises(ValueError, match="before normalisation"):
-        load_picture(tensor * 4 - 2)
+        load_image(tensor * 4 - 2)
     with pytest.raises(ValueError, match=r"expected an image \(H, W\)"):
-        load_picture(np.zeros((4, 5, 7)))
+        load_image(np.zeros((4, 5, 7)))
     with pytest.raises(ValueError, match="got int"):
-        load_picture(5)
+        load_image(5)
 
 
-def test_one_or_many():
+def test_list_images_splits_batches_only():
     batch = torch.zeros(3, 3, 8, 8)
-    assert len(as_list(batch)) == 3
-    assert len(as_list(batch[0])) == 1
-    assert as_list("a.jpg") == ["a.jpg"]
-    assert as_list(iter(["a.jpg", "b.jpg"])) == ["a.jpg", "b.jpg"]
+    assert len(list_images(batch)) == 3
+    assert len(list_images(batch[0])) == 1
+    assert list_images("a.jpg") == ["a.jpg"]
+    assert list_images(iter(["a.jpg", "b.jpg"])) == ["a.jpg", "b.jpg"]
+
+
+def test_names_have_unique_stems():
+    batch = torch.zeros(1, 3, 8, 8)
     assert unique_names(["x/cat.jpg", "y/cat.jpg", batch[0], "cat.png"]) == [
         "cat.jpg",
         "cat-2.jpg",
@@ -170,5 +186,30 @@ def test_one_or_many():
     ("height", "width", "size", "expected"),
     [(300, 451, 224, (192, 288)), (512, 512, 224, (224, 224)), (600, 400, 64, (80, 48)), (7, 7, 64, (64, 64))],
 )
-def test_the_frame_has_the_models_area_and_the_pictures_aspect(height, width, size, expected):
-    assert frame(height, width, size) == expected
+def test_input_size_has_the_area_of_the_model_and_the_aspect_of_the_image(height, width, size, expected):
+    assert input_size(height, width, size) == expected
+
+
+def test_view_and_canvas_have_the_same_field_of_view():
+    """A bright pixel lies at the same relative position in both."""
+    for width, height in [(200, 100), (97, 131), (64, 64), (31, 300)]:
+        image = Image.new("RGB", (width, height))
+        image.putpixel((width * 3 // 10, height * 6 // 10), (255, 255, 255))
+        view = load_view(image, 64)
+        arrays = view.image.sum(0), torch.from_numpy(view.canvas.astype("float32")).sum(2)
+        peaks = [divmod(int(values.argmax()), values.shape[1]) for values in arrays]
+        for axis in (0, 1):
+            first, second = ((peaks[i][axis] + 0.5) / arrays[i].shape[axis] for i in (0, 1))
+            assert abs(first - second) <= 0.75 / arrays[0].shape[axis]
+
+
+def test_images_and_clips_are_normalised_per_channel():
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.25, 2.0)
+    for shape in [(2, 3, 4, 5), (2, 3, 6, 4, 5)]:
+        images = torch.rand(shape)
+        normalised = normalize_images(images, mean, std)
+        for channel in range(3):
+            expected = (images[:, channel] - mean[channel]) / std[channel]
+            torch.testing.assert_close(normalised[:, channel], expected)
+    images = torch.rand(2, 3, 4, 5)
+    torch.testing.assert_close(normalize_images(images, (0.5,), (0.2,)), (images.mean(1, keepdim=True) - 0.5) / 0.2)

@@ -116,20 +116,21 @@ def test_predict_without_masks(capsys, sparse, image):
 @pytest.mark.parametrize(("detector", "steps"), [("folder", "stages.0.blocks.0"), ("sparse", "focus.blocks.0")])
 def test_explain_draws_tokens_and_detections(capsys, request, image, tmp_path, detector, steps):
     model = str(request.getfixturevalue(detector))
+    capsys.readouterr()  # discard what the fixture's training printed
     out = str(tmp_path / "page")
     code, text, _ = run(capsys, "explain", str(image), "--model", model, "--out", out, "--device", "cpu", "--json")
     assert code == 0
     (entry,) = json.loads(text)["images"]
     assert entry["steps"][0]["name"] == steps
-    assert {"found", "mosaic"} <= set(entry["figures"])
-    assert (tmp_path / "page" / "scene" / "found.png").is_file()
-    assert "What the detector finds" in (tmp_path / "page" / "report.html").read_text()
+    assert {"detections", "mosaic"} <= set(entry["figures"])
+    assert (tmp_path / "page" / "scene" / "detections.png").is_file()
+    assert "<h3>Detections</h3>" in (tmp_path / "page" / "report.html").read_text()
 
 
 def test_explain_rejects_settings_for_a_detector(capsys, folder, image):
     code, _, err = run(capsys, "explain", str(image), "--model", str(folder), "--set", "drop_path_rate=0.1")
     assert code == 1
-    assert "opens as it is" in err
+    assert "expected no model options for the detection model" in err
 
 
 def test_eval_rejects_unknown_settings_and_zero_detections(capsys, sparse):

@@ -1,4 +1,4 @@
-"""`saccade explain`: files, JSON, errors, scores."""
+"""`saccade explain` from the command line."""
 
 import json
 
@@ -10,16 +10,16 @@ from PIL import Image
 from saccade.cli import main
 
 
-def run(capsys, *arguments):
+def run(capsys, *words):
     try:
-        code = main(["explain", *map(str, arguments)])
+        code = main(["explain", *map(str, words)])
     except SystemExit as stop:
         code = int(stop.code or 0)
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def test_explain_writes_report_figures_and_arrays(capsys, tmp_path):
+def test_explain_writes_a_report(capsys, tmp_path):
     code, out, err = run(
         capsys, "cat", "--model", "svit_nano", "--out", tmp_path, "--importance", "gradient", "--arrays"
     )
@@ -37,7 +37,7 @@ def test_explain_writes_report_figures_and_arrays(capsys, tmp_path):
     assert np.load(tmp_path / "cat" / "arrays.npz")["maps/stages.0.blocks.0"].ndim == 3
 
 
-def test_json_prints_only_json(capsys, tmp_path):
+def test_explain_json_prints_only_json(capsys, tmp_path):
     code, out, _ = run(capsys, "clock", "--model", "svit_nano", "--out", tmp_path, "--json", "--importance", "none")
     document = json.loads(out)
     assert code == 0
@@ -46,36 +46,38 @@ def test_json_prints_only_json(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("words", "code", "message"),
     [
-        (["--model", "svit_nano"], 2, "expected either images or --score DATA"),
+        (["--model", "svit_nano"], 2, "expected either images to draw or --score DATA"),
         (["cat"], 2, "--model"),
         (["gone.jpg", "--model", "svit_nano"], 1, "no such image: gone.jpg"),
         (["cat", "--model", "svit_nan"], 1, "Did you mean 'svit_nano'"),
         (["cat", "--model", "gone.safetensors"], 1, "no such checkpoint"),
-        (["cat", "--model", "svit_nano", "--anchor", "left"], 1, "expected --anchor X,Y such as 0.4,0.6, got left"),
-        (["cat", "--model", "svit_nano", "--size", "8"], 1, "expected --size of at least 32, got 8"),
-        (["cat", "--model", "svit_nano", "--target", "unicorn"], 1, "knows no class 'unicorn'"),
+        (["cat", "--model", "svit_nano", "--anchor", "left"], 1, "expected X,Y"),
+        (["cat", "--model", "svit_nano", "--size", "8"], 1, "--size 8: expected at least 32"),
+        (["cat", "--model", "svit_nano", "--target", "unicorn"], 1, "of a class of this model, got 'unicorn'"),
+        (["cat", "--model", "svit_nano", "--max-tokens", "0"], 1, "--max-tokens 0: expected at least 1"),
+        (["cat", "--model", "svit_nano", "--most", "3"], 2, "--most was renamed. Use --max-tokens."),
         (["--score", "gone", "--model", "svit_nano"], 1, "no such data: gone"),
         (["cat", "--model", "svit_nano", "--importance", "magic"], 2, "invalid choice"),
     ],
 )
-def test_errors_are_one_line(capsys, tmp_path, monkeypatch, arguments, code, message):
+def test_explain_errors_are_one_line(capsys, tmp_path, monkeypatch, words, code, message):
     monkeypatch.chdir(tmp_path)
-    actual, out, err = run(capsys, *arguments)
-    assert (actual, out) == (code, "")
+    exit_code, out, err = run(capsys, *words)
+    assert (exit_code, out) == (code, "")
     assert message in err
     assert "Traceback" not in err
 
 
-def test_explain_rejects_a_foreign_checkpoint(capsys, tmp_path):
+def test_explain_refuses_an_unknown_checkpoint(capsys, tmp_path):
     torch.save({"state_dict": {"fc.weight": torch.zeros(3, 3)}}, tmp_path / "other.pth")
     code, _, err = run(capsys, "cat", "--model", tmp_path / "other.pth")
     assert code == 1
     assert "no registered model has the tensors of this checkpoint" in err
 
 
-def test_explain_skips_an_unreadable_image(capsys, tmp_path):
+def test_explain_skips_a_missing_image(capsys, tmp_path):
     code, out, err = run(
         capsys, "cat", tmp_path / "no.jpg", "--model", "svit_nano", "--out", tmp_path, "--importance", "none"
     )
@@ -84,7 +86,7 @@ def test_explain_skips_an_unreadable_image(capsys, tmp_path):
     assert "skipped no.jpg: no such image" in err
 
 
-def test_score_writes_metrics_and_plot(capsys, tmp_path):
+def test_explain_scores_a_labelled_set(capsys, tmp_path):
     for name in ("images", "masks"):
         (tmp_path / name).mkdir()
     image = np.zeros((40, 60, 3), np.uint8)
@@ -94,7 +96,7 @@ def test_score_writes_metrics_and_plot(capsys, tmp_path):
     code, out, _ = run(capsys, "--score", tmp_path, "--model", "svit_nano", "--out", tmp_path / "out", "--json")
     document = json.loads(out)
     assert code == 0
-    assert {row["by"] for row in document["superpixels"]} == {"tokens", "SLIC", "average pooling"}
+    assert {row["method"] for row in document["superpixels"]} == {"tokens", "SLIC", "average pooling"}
     code, out, _ = run(capsys, "--score", tmp_path, "--model", "svit_nano", "--out", tmp_path / "out")
     assert code == 0
     assert "SLIC" in out

@@ -1,0 +1,1 @@
+"""Colours, overlays, map alignment and figure sheets."""

@@ -1,0 +1,1 @@
+"""One module per figure: the papers' own, and those every family shares."""

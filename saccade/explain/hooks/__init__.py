@@ -1,0 +1,1 @@
+"""Forward hooks that record and change what a model computes."""

@@ -1,0 +1,73 @@
+"""Record what the grouping modules of a model compute, with forward hooks: `with saccade.record(model) as traces:`."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+
+from saccade.tokens.trace import Trace
+
+
+class Grouping(Protocol):
+    """A module that groups pixels into tokens and can describe one call of itself."""
+
+    def trace(self, inputs: tuple, output: Any) -> Trace: ...
+
+
+def block_name(module_name: str) -> str:
+    """Name of the block that contains a module: "stages.0.blocks.1.attn.tokenizer" -> "stages.0.blocks.1"."""
+    name = module_name.replace("_orig_mod.", "")  # torch.compile's wrapper
+    block = re.match(r"(.*\.)?\d+(?=\.|$)", name)
+    return block.group(0) if block else name
+
+
+def grouping_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Modules of `model` with a `trace` method, by name; ValueError if there are none."""
+    modules = [(name, module) for name, module in model.named_modules() if hasattr(module, "trace")]
+    if not modules:
+        raise ValueError(
+            f"expected a model that groups pixels into tokens, got {type(model).__name__}. "
+            "Use a saccade model (saccade.list_models()) or one that contains it; exported models have no hooks."
+        )
+    return modules
+
+
+def trace_call(module: nn.Module, inputs: tuple, output: Any) -> Trace:
+    """Trace of one call of a grouping module."""
+    return cast(Grouping, module).trace(inputs, output)  # nn.Module types every unknown attribute as Tensor | Module
+
+
+def is_recomputation() -> bool:
+    """Whether autograd is running this forward: activation checkpointing calls a block's hooks a second time."""
+    return torch._C._current_graph_task_id() != -1
+
+
+@contextmanager
+def record(model: nn.Module) -> Iterator[list[Trace]]:
+    """Collect the traces of every grouping module of `model`, in order of execution.
+
+    Traces keep their autograd graph; use `torch.no_grad()` if you need no gradients. A module that runs several times
+    is recorded each time, with `step` counting from 0. Compiled models run eagerly inside the context. Exported and
+    scripted models cannot be recorded: they have no modules to hook.
+    """
+    traces: list[Trace] = []
+    calls: Counter[str] = Counter()
+
+    def make_hook(name: str) -> Callable[[nn.Module, tuple, Any], None]:
+        def hook(module: nn.Module, inputs: tuple, output: Any) -> None:
+            if is_recomputation():
+                return
+            traces.append(trace_call(module, inputs, output)._replace(name=block_name(name), step=calls[name]))
+            calls[name] += 1
+
+        return hook
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for name, module in grouping_modules(model):
+            stack.callback(module.register_forward_hook(make_hook(name)).remove)
+        yield traces

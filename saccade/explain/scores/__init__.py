@@ -1,0 +1,1 @@
+"""Importance of tokens, and metrics of token maps on labelled images."""

@@ -1,0 +1,9 @@
+import pytest
+
+from saccade.data.photos import photo_paths
+
+
+@pytest.fixture(scope="session")
+def cat():
+    """Path of a bundled photograph."""
+    return photo_paths()["cat"]
