@@ -7,8 +7,8 @@ import argparse
 
 import torch
 
-from saccade.data.augment import normalise
-from saccade.data.motion import MOTIONS, MotionSet
+from saccade.data.transforms.batch import normalize
+from saccade.data.synthetic.motions import MOTIONS, MotionSet
 from saccade.models.card import open_model
 
 OPPOSITE = {"left": "right", "up": "down", "zoom in": "zoom out"}
@@ -17,7 +17,7 @@ OPPOSITE |= {second: first for first, second in OPPOSITE.items()} | {"rotate": "
 
 @torch.inference_mode()
 def predict(model: torch.nn.Module, clips: torch.Tensor, mean: tuple, std: tuple) -> list[str]:
-    return [MOTIONS[i] for i in model(normalise(clips.float() / 255, mean, std)).argmax(1).tolist()]
+    return [MOTIONS[i] for i in model(normalize(clips.float() / 255, mean, std)).argmax(1).tolist()]
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from saccade import models as models
     from saccade.explain.explanation import explain as explain
-    from saccade.explain.record import record
+    from saccade.explain.hooks.record import record
     from saccade.inference.optimize import optimize
     from saccade.models.checkpoint import LoadReport, convert_official, load_checkpoint, save_checkpoint
     from saccade.models.registry import create_model, list_models
@@ -41,7 +41,7 @@ _MODULES = {
     "list_models": "saccade.models.registry",
     "load_checkpoint": "saccade.models.checkpoint",
     "optimize": "saccade.inference.optimize",
-    "record": "saccade.explain.record",
+    "record": "saccade.explain.hooks.record",
     "save_checkpoint": "saccade.models.checkpoint",
 }
 

@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # write to this source tree, not to an installed package
+sys.path.insert(0, str(Path(__file__).parent.parent))  # write_atomic to this source tree, not to an installed package
 
 import torch
 from torch import Tensor
 
 from saccade import weights
-from saccade.explain.figure import write
+from saccade.explain.drawing.figure import write_atomic
 from saccade.models.card import Card, save_model, weights_file
 from saccade.tasks.open import open_task_model
 
@@ -120,7 +120,7 @@ def embed(
             details["accuracy"] = evaluate(staged, card.task, data, device)
             details["measured_by"] = f"saccade eval {name}.{tag} --data {Path(data).name}"
         save_model(model, staged, card, state_dict, about=json.dumps(details))
-        write(target.with_suffix(".md"), write_card(f"{name}.{tag}", card, details, result, staged.stat().st_size))
+        write_atomic(target.with_suffix(".md"), write_card(f"{name}.{tag}", card, details, result, staged.stat().st_size))
         staged.replace(target)
     finally:
         staged.unlink(missing_ok=True)
@@ -174,11 +174,11 @@ def accuracy_of(result: dict[str, Any], card: Card, which: str) -> dict[str, flo
 
 def evaluate(path: Path, task: str, data: str, device: str) -> dict[str, float]:
     """Evaluate a file; return its accuracy in percent."""
-    from saccade.engine.evaluate import evaluate_checkpoint
-    from saccade.engine.evaluate_masks import evaluate_segmenter_checkpoint
+    from saccade.engine.tasks.evaluate_classifier import evaluate_classifier_checkpoint
+    from saccade.engine.tasks.evaluate_segmenter import evaluate_segmenter_checkpoint
 
     if task == "classification":
-        metrics = evaluate_checkpoint(path, data, device=device)[0].summary()
+        metrics = evaluate_classifier_checkpoint(path, data, device=device)[0].summary()
         return {key: round(metrics[key], 2) for key in ("top1", "top5", "calibration")}
     metrics = evaluate_segmenter_checkpoint(path, data, device=device)[0].summary()
     return {key: round(metrics[key], 2) for key in ("miou", "macc", "aacc")}

@@ -12,8 +12,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from saccade.data.objects import SceneObjects, learnable
-from saccade.explain.figure import Figure, Panel
+from saccade.data.sources.objects import SceneObjects, learnable
+from saccade.explain.drawing.figure import Figure, Panel
 from saccade.tasks.detection_drawing import draw_detections
 from saccade.tasks.open import open_task_model
 

@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HELP = "run all four families on the bundled photographs, train one for a minute, write one HTML page"
+HELP = "run all four families on the bundled photographs, train one for a minute, write_atomic one HTML page"
 EXAMPLE = "saccade demo --out demo"
 EXPLAINED = ("cat", "coffee")  # photographs with a full report and a column in the table
 PANEL_WIDTH = 400  # pixels, in the overview
@@ -74,8 +74,8 @@ def run_family(family: Family, out: Path, device: str, seed: int) -> dict[str, A
 
     from saccade.data.synthetic.photos import photo_paths
     from saccade.explain.explanation import explain
-    from saccade.explain.figure import Panel
-    from saccade.explain.gallery import small
+    from saccade.explain.drawing.figure import Panel
+    from saccade.explain.figures.gallery import small
     from saccade.explain.overview import Column
     from saccade.explain.report import draw
     from saccade.explain.subject import load_subject
@@ -125,7 +125,7 @@ def run_family(family: Family, out: Path, device: str, seed: int) -> dict[str, A
 
 def shrink(figure: Any) -> Any:
     """Resize the panels of a figure to their size on the page, to limit the file size."""
-    from saccade.explain.gallery import small
+    from saccade.explain.figures.gallery import small
 
     width = max(240, 1240 // min(figure.columns, len(figure.panels)))
     return figure._replace(panels=[panel._replace(picture=small(panel.picture, width)) for panel in figure.panels])
@@ -162,7 +162,7 @@ def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> 
 
 def write_page(results: list[dict[str, Any]], trained: dict[str, Any] | None, out: Path) -> Path:
     """Write index.html: overview, table, training result and one section per family."""
-    from saccade.explain.figure import write
+    from saccade.explain.drawing.figure import write_atomic
     from saccade.explain.overview import STYLE, overview
     from saccade.explain.report import document, table
 
@@ -200,7 +200,7 @@ def write_page(results: list[dict[str, Any]], trained: dict[str, Any] | None, ou
         + "".join(result["section"] for result in results)
         + "</main>"
     )
-    return write(out / "index.html", document("saccade: a few tokens instead of every pixel", body))
+    return write_atomic(out / "index.html", document("saccade: a few tokens instead of every pixel", body))
 
 
 def weights_notice(rows: list[dict[str, Any]]) -> str:

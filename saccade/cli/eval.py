@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
     from saccade.data.open import find_splits
-    from saccade.data.open_videos import find_video_splits
+    from saccade.data.open import find_video_splits
     from saccade.engine.tasks.evaluate_classifier import evaluate_classifier_checkpoint
 
     evaluation, card, source = evaluate_classifier_checkpoint(
@@ -111,11 +111,11 @@ def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[st
 
 
 def segmentation(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
-    from saccade.data.open_masks import find_mask_splits
+    from saccade.data.open import find_mask_splits
     from saccade.engine.tasks.evaluate_segmenter import evaluate_segmenter_checkpoint
-    from saccade.tasks.inference import Inference
+    from saccade.tasks.segmentation_inference import InferenceOptions
 
-    inference = Inference(args.window or 0, args.stride, tuple(args.scales), args.flip)
+    inference = InferenceOptions(args.window or 0, args.stride, tuple(args.scales), args.flip)
     evaluation, card, source = evaluate_segmenter_checkpoint(
         args.checkpoint,
         args.data,
@@ -144,7 +144,7 @@ def segmentation(args: argparse.Namespace, device: str, dtype: Any) -> dict[str,
 
 def detection(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
     """Evaluate a detector; --out also writes COCO's detections.bbox.json and detections.segm.json."""
-    from saccade.data.open_objects import find_object_splits
+    from saccade.data.open import find_object_splits
     from saccade.engine.tasks.evaluate_detector import evaluate_detector_checkpoint
 
     max_detections = args.max_detections

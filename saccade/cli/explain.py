@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from saccade.cli import pick_device, print_json, settings
     from saccade.explain.explanation import explain
-    from saccade.explain.one_picture import KINDS
+    from saccade.explain.image_explanation import KINDS
     from saccade.explain.scores import score
 
     if bool(args.images) == bool(args.score):

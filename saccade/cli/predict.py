@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from saccade.cli import pick_device, print_json
-    from saccade.data.image import BadImage
+    from saccade.data.decode.image import BadImage
     from saccade.tasks.open import open_task_model
 
     device = torch.device(pick_device(args.device))
@@ -102,18 +102,18 @@ def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namesp
     """Return the most probable classes of an image, or of a video averaged over views."""
     import torch
 
-    from saccade.data.augment import normalise
-    from saccade.data.image import read_image
-    from saccade.data.video import VideoFile
-    from saccade.engine.feed import straight_transform
+    from saccade.data.transforms.batch import normalize
+    from saccade.data.decode.image import read_image
+    from saccade.data.decode.video import VideoFile
+    from saccade.engine.loaders import make_eval_transform
     from saccade.tasks.video import average_views
 
     preprocess = card.preprocess._replace(size=args.size or card.preprocess.size)
     views = tuple(args.views) if preprocess.frames else (1, 1)
-    pixels = straight_transform(preprocess, views)(VideoFile(path) if preprocess.frames else read_image(path))
+    pixels = make_eval_transform(preprocess, views)(VideoFile(path) if preprocess.frames else read_image(path))
     pixels = pixels if views != (1, 1) else pixels[None]
     with torch.inference_mode(), autocast(args, device):
-        logits = model(normalise(pixels.to(device).float() / 255, preprocess.mean, preprocess.std))
+        logits = model(normalize(pixels.to(device).float() / 255, preprocess.mean, preprocess.std))
     logits = average_views(logits[None])
     probabilities, indices = logits.float().softmax(1)[0].topk(min(args.top, logits.shape[1]))
     return {
@@ -125,49 +125,49 @@ def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namesp
 
 
 def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
-    """Return the area of every class; write a label PNG and an overlay PNG."""
+    """Return the area of every class; write a predict_labels PNG and an overlay_labels PNG."""
     import numpy as np
     import torch
     from PIL import Image
 
-    from saccade.data.class_names import mirrored
-    from saccade.data.image import read_image
-    from saccade.engine.evaluate_masks import answer, look_at
-    from saccade.tasks.inference import Inference, label
-    from saccade.tasks.segments import areas, class_colours, label_image, overlay
+    from saccade.data.sources.class_names import mirrored
+    from saccade.data.decode.image import read_image
+    from saccade.engine.tasks.evaluate_segmenter import predict_probabilities, preprocess_images
+    from saccade.tasks.segmentation_inference import InferenceOptions, predict_labels
+    from saccade.tasks.segmentation_drawing import class_areas, class_colours, palette_image, overlay_labels
 
     image = read_image(path)
     names = card.names
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].to(device)
-    inputs = look_at(pixels, card.preprocess, args.size or card.shorter)
+    inputs = preprocess_images(pixels, card.preprocess, args.size or card.shorter)
     window = args.window
     if window is None:
         window = 0 if inputs.shape[2] * inputs.shape[3] <= MAX_PIXELS else max(512, -(-card.preprocess.size // 32) * 32)
-    inference = Inference(window, args.stride, tuple(args.scales), args.flip)
+    inference = InferenceOptions(window, args.stride, tuple(args.scales), args.flip)
     with torch.inference_mode(), autocast(args, device):
         if inputs.shape[2:] == pixels.shape[2:]:
-            label_map = label(model, inputs, inference, mirrored(names))
+            label_map = predict_labels(model, inputs, inference, mirrored(names))
         else:
-            label_map = answer(model, inputs, pixels.shape[2:], inference, names).argmax(1)
+            label_map = predict_probabilities(model, inputs, pixels.shape[2:], inference, names).argmax(1)
     labels = label_map[0].byte().cpu().numpy()
     files = {}
     if args.out:
         colours, folder = class_colours(len(names)), Path(args.out)
         folder.mkdir(parents=True, exist_ok=True)
         files = {"labels": f"{name}_labels.png", "overlay": f"{name}_overlay.png"}
-        save(label_image(labels, colours), folder / files["labels"])
-        save(Image.fromarray(overlay(np.asarray(image), labels, colours)), folder / files["overlay"])
-    return {"size": [image.width, image.height], "classes": areas(labels, names), **files}
+        save(palette_image(labels, colours), folder / files["labels"])
+        save(Image.fromarray(overlay_labels(np.asarray(image), labels, colours)), folder / files["overlay"])
+    return {"size": [image.width, image.height], "classes": class_areas(labels, names), **files}
 
 
 def detect(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
-    """Return objects with a score of at least --threshold: name, score, box, mask in COCO RLE; write an overlay PNG."""
+    """Return objects with a score of at least --threshold: name, score, box, mask in COCO RLE; write an overlay_labels PNG."""
     import numpy as np
     import torch
 
-    from saccade.data.image import read_image
-    from saccade.tasks.coco import encode
-    from saccade.tasks.detections import describe_detections, draw_detections
+    from saccade.data.decode.image import read_image
+    from saccade.tasks.coco_metric import encode_masks
+    from saccade.tasks.detection_drawing import describe_detections, draw_detections
 
     image = read_image(path)
     if args.size:
@@ -178,7 +178,7 @@ def detect(model: Any, card: Any, path: Path, name: str, args: argparse.Namespac
     detections = {key: value[detections["scores"] >= args.threshold] for key, value in detections.items()}
     objects = describe_detections(detections, card.classes)
     if "masks" in detections:
-        codes = encode(detections["masks"][:, 0] >= 0.5)
+        codes = encode_masks(detections["masks"][:, 0] >= 0.5)
         objects = [entry | {"segmentation": codes[entry["index"]]} for entry in objects]
     files = {}
     if args.out:

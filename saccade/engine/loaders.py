@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from saccade.data.augment import BatchAugment, Policy
-from saccade.data.clips import EvalClip, TrainClip
+from saccade.data.transforms.batch import BatchAugment, Policy
+from saccade.data.transforms.clips import EvalClip, TrainClip
 from saccade.data.loader import (
     Batch,
     EvalLoader,
@@ -22,12 +22,12 @@ from saccade.data.loader import (
     memory_size,
     usable_cores,
 )
-from saccade.data.motion import MotionSet
-from saccade.data.motion_loader import MotionEvalLoader, MotionLoader
-from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader, ObjectLoader
+from saccade.data.synthetic.motions import MotionSet
+from saccade.data.synthetic.motions import MotionEvalLoader, MotionLoader
+from saccade.data.loader import ObjectBatch, ObjectEvalLoader, ObjectLoader
 from saccade.data.open import open_train_and_val
-from saccade.data.open_videos import find_video_splits
-from saccade.data.source import DataError, Source
+from saccade.data.open import find_video_splits
+from saccade.data.sources.base import DataError, Source
 from saccade.data.transforms import MemoryTransform, eval_transform, train_transform
 from saccade.engine.clock import Clock
 from saccade.engine.recipe import Augment, Data, Recipe

@@ -8,8 +8,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from saccade.data.clips import clip_numbers
-from saccade.data.video import Video, VideoFile, VideoFrames
+from saccade.data.transforms.clips import clip_numbers
+from saccade.data.decode.video import Video, VideoFile, VideoFrames
 from saccade.explain.images import CANVAS_SIDES, input_size
 
 ClipSource = str | os.PathLike | np.ndarray | Tensor | Video

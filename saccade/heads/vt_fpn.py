@@ -1,7 +1,7 @@
 """VT-FPN (arXiv 2006.03677, Sec. 4 and Fig. 4): pyramid levels exchange information through visual tokens.
 
 group     tokens.visual_tokens.FilterTokenizer         Eq. 1, one per level; RecurrentTokenizer in further layers, Eq. 2
-relate    layers.relation.TokenTransformer             Eqs. 3-4, one over the tokens of all levels
+relate    layers.relation.VisualTokenTransformer             Eqs. 3-4, one over the tokens of all levels
 put back  tokens.projector.TokenProjector              Eq. 5, one per level
 
 Sec. 4 says 8 tokens per level; the 8.5 GFLOPs of Table 9 at 800 x 1216 are those of 16, 16, 8 and 8 (`num_tokens`).
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.heads.fpn import FPNHead
-from saccade.layers.relation import TokenTransformer
+from saccade.layers.relation import VisualTokenTransformer
 from saccade.tokens.projector import TokenProjector
 from saccade.tokens.visual_tokens import FilterTokenizer, RecurrentTokenizer, pixel_groups
 
@@ -34,7 +34,7 @@ class VTPyramidLayer(nn.Module):
 
         self.num_tokens = list(num_tokens)
         self.tokenizers = nn.ModuleList(map(tokenizer, channels, num_tokens))
-        self.relation = TokenTransformer(token_dim, num_heads)
+        self.relation = VisualTokenTransformer(token_dim, num_heads)
         self.projectors = nn.ModuleList(TokenProjector(width, dim, token_dim, num_heads) for width in channels)
 
     def forward(self, pyramid: list[Tensor], tokens: list[Tensor] | None) -> tuple[list[Tensor], list[Tensor]]:

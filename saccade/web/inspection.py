@@ -10,14 +10,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from saccade.explain.colours import token_colours
-from saccade.explain.figure import Figure, Panel
+from saccade.explain.drawing.colours import token_colours
+from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.images import load_view
-from saccade.explain.importance import Score, by_gradient, by_occlusion
-from saccade.explain.mosaic import paint, strongest
-from saccade.explain.observe import Observation, Step, evaluating, normalise, observe
-from saccade.explain.one_picture import answer_of
-from saccade.explain.overlay import blend, boxes, spotlight
+from saccade.explain.scores.importance import Score, gradient_importance, occlusion_importance
+from saccade.explain.figures.mosaic import paint_mosaic, strongest_tokens
+from saccade.explain.observe import Observation, Step, eval_mode, normalise, observe
+from saccade.explain.image_explanation import answer_of
+from saccade.explain.drawing.overlay import blend, draw_boxes, spotlight
 from saccade.explain.subject import Subject
 from saccade.tokens.trace import RegionTrace
 
@@ -33,7 +33,7 @@ class Stage:
     @cached_property
     def strongest_tokens(self) -> tuple[np.ndarray, np.ndarray]:
         """Strongest token per pixel (H, W), -1 where no token has weight, and its margin in [0, 1]."""
-        labels, margin = strongest(self.step, self.size)
+        labels, margin = strongest_tokens(self.step, self.size)
         return labels.astype(np.int16), margin.astype(np.float16)
 
     @property
@@ -76,8 +76,8 @@ def inspect_image(subject: Subject, image: Image.Image, name: str = "image") -> 
     gradients: list[Tensor] = []
     if score is not None:
         try:
-            with evaluating(subject.model):
-                gradients = by_gradient(subject.model, inputs, score, [step.count for step in observation.steps])
+            with eval_mode(subject.model):
+                gradients = gradient_importance(subject.model, inputs, score, [step.count for step in observation.steps])
         except ValueError:  # no token of this model can be scaled, so none has a gradient
             gradients = []
     stages = []
@@ -95,15 +95,15 @@ def get_stage(inspection: Inspection, number: int) -> Stage:
 
 
 def mosaic_image(inspection: Inspection, number: int, opacity: float = 1.0) -> np.ndarray:
-    """Return the image with every pixel in the colour of its strongest token."""
+    """Return the image with every pixel in the colour of its strongest_tokens token."""
     stage = get_stage(inspection, number)
     labels, margin = stage.strongest_tokens
-    painted = paint(inspection.image, labels.astype(int), margin.astype(np.float64), stage.step.numbers)
+    painted = paint_mosaic(inspection.image, labels.astype(int), margin.astype(np.float64), stage.step.numbers)
     return blend(inspection.image, painted, min(max(opacity, 0.0), 1.0))
 
 
 def token_at(inspection: Inspection, number: int, x: float, y: float) -> int:
-    """Return the strongest token at x, y in [0, 1], or the nearest one where no token has weight."""
+    """Return the strongest_tokens token at x, y in [0, 1], or the nearest one where no token has weight."""
     labels = get_stage(inspection, number).labels
     row, column = (min(max(int(v * side), 0), side - 1) for v, side in zip((y, x), labels.shape, strict=True))
     if labels[row, column] >= 0:
@@ -135,7 +135,7 @@ def token_image(inspection: Inspection, number: int, token: int, opacity: float 
     drawn = blend(inspection.image, spotlight(inspection.image, token_map), min(max(opacity, 0.0), 1.0))
     if isinstance(step.trace, RegionTrace):
         region = step.trace.regions[0, [token]].cpu().numpy()
-        drawn = boxes(drawn, region, token_colours(step.numbers[[token]]), width=3, rim=True)
+        drawn = draw_boxes(drawn, region, token_colours(step.numbers[[token]]), width=3, rim=True)
     return drawn
 
 
@@ -153,8 +153,8 @@ def summarize_token(inspection: Inspection, number: int, token: int) -> dict[str
     if stage.importance is None or inspection.score is None:
         return summary
     model, step = inspection.subject.model, stage.step
-    with evaluating(model):
-        drop = by_occlusion(model, inspection.inputs, inspection.score, step.index, step.count, tokens=[token])
+    with eval_mode(model):
+        drop = occlusion_importance(model, inspection.inputs, inspection.score, step.index, step.count, tokens=[token])
     summary |= {
         "gradient": round(float(stage.importance[token]), 5),
         "rank": int((stage.importance > stage.importance[token]).sum()) + 1,

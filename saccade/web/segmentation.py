@@ -1,4 +1,4 @@
-"""One segmenter on one image: label map, overlay and class areas, as the page shows them."""
+"""One segmenter on one image: label map, overlay_labels and class class_areas, as the page shows them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from saccade.engine.evaluate_masks import answer, look_at
+from saccade.engine.tasks.evaluate_segmenter import predict_probabilities, preprocess_images
 from saccade.models.card import Card
-from saccade.tasks.inference import Inference
-from saccade.tasks.segments import areas, class_colours, label_image, overlay
+from saccade.tasks.segmentation_inference import InferenceOptions
+from saccade.tasks.segmentation_drawing import class_areas, class_colours, palette_image, overlay_labels
 
 MAX_SIDE = 640  # pixels; the page shows no larger images
 
@@ -26,7 +26,7 @@ class Segmentation:
     labels: np.ndarray  # (H, W) uint8
     classes: list[str]
 
-    def areas(self) -> list[dict[str, Any]]:
+    def class_areas(self) -> list[dict[str, Any]]:
         """Return the classes by descending area, each with its colour."""
         colours = class_colours(len(self.classes))
         return [
@@ -35,15 +35,15 @@ class Segmentation:
                 "share": round(float(row["share"]), 5),
                 "colour": "#{:02x}{:02x}{:02x}".format(*colours[row["class"]]),
             }
-            for row in areas(self.labels, self.classes)
+            for row in class_areas(self.labels, self.classes)
         ]
 
     def draw(self, opacity: float = 0.55) -> np.ndarray:
-        return overlay(self.image, self.labels, class_colours(len(self.classes)), min(max(opacity, 0.0), 1.0))
+        return overlay_labels(self.image, self.labels, class_colours(len(self.classes)), min(max(opacity, 0.0), 1.0))
 
-    def label_image(self) -> Image.Image:
+    def palette_image(self) -> Image.Image:
         """Return a palette image whose values are the class indices."""
-        return label_image(self.labels, class_colours(len(self.classes)))
+        return palette_image(self.labels, class_colours(len(self.classes)))
 
 
 @torch.inference_mode()
@@ -53,7 +53,7 @@ def segment(model: nn.Module, card: Card, image: Image.Image, name: str = "image
     image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.BICUBIC)
     device = next(model.parameters()).device
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].to(device)
-    inputs = look_at(pixels, card.preprocess, card.shorter)
-    probabilities = answer(model, inputs, pixels.shape[2:], Inference(), card.names)
+    inputs = preprocess_images(pixels, card.preprocess, card.shorter)
+    probabilities = predict_probabilities(model, inputs, pixels.shape[2:], InferenceOptions(), card.names)
     labels = probabilities.argmax(1)[0].byte().cpu().numpy()
     return Segmentation(name, label or f"{card.name}+{card.head}", np.array(image), labels, card.names)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
-from saccade.data.photos import photo_paths
+from saccade.data.synthetic.photos import photo_paths
 from saccade.web.catalogue import Catalogue
 from saccade.web.inspection import Inspection, inspect_image, summarize, summarize_token, summary_sheet
 from saccade.web.segmentation import Segmentation, segment

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from PIL import Image, UnidentifiedImageError
 
 from saccade.data.decode.image import DECODE_ERRORS
-from saccade.explain.images import LONGEST, load_picture
+from saccade.explain.images import MAX_SIDE, load_image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
@@ -49,6 +49,6 @@ def read_upload(path: str | Path | None, limits: Limits = Limits()) -> Image.Ima
     if pixels > limits.megapixels:
         raise BadUpload(f"{name} has {pixels:.0f} megapixels; the limit is {limits.megapixels:g}. Reduce its size.")
     try:
-        return load_picture(path, LONGEST)
+        return load_image(path, MAX_SIDE)
     except (*DECODE_ERRORS,) as error:
         raise BadUpload(f"{name} is damaged or incomplete.") from error

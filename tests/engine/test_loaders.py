@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from saccade.data.loader import MemoryLoader, Order
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
 from saccade.engine.clock import Clock
 from saccade.engine.loaders import Loaders, UnreadableImages, check_path, open_sources
 from saccade.engine.recipe import Data

@@ -1,6 +1,6 @@
 import pytest
 
-from saccade.data.photos import photo_paths
+from saccade.data.synthetic.photos import photo_paths
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import re
 import numpy as np
 from PIL import Image
 
-from saccade.data.photos import photo_paths
+from saccade.data.synthetic.photos import photo_paths
 from saccade.explain.drawing.figure import Panel
 from saccade.explain.explanation import explain
 from saccade.explain.overview import Column, overview

@@ -6,7 +6,7 @@ from torch import nn
 
 from saccade.heads.fpn import FPN
 from saccade.heads.vt_fpn import VTPyramid, VTPyramidLayer, vt_fpn_head
-from saccade.layers.relation import TokenTransformer
+from saccade.layers.relation import VisualTokenTransformer
 
 
 def make_pyramid(channels=(16, 32, 64, 128)):
@@ -47,7 +47,7 @@ def test_layer_groups_relates_and_projects():
         levels = [related[:, start : start + count] for start, count in zip(starts, counts, strict=True)]
         expected = [p(x, t) for p, x, t in zip(layer.projectors, pyramid, levels, strict=True)]
         outputs, new_tokens = layer(pyramid, None)
-    assert [type(m) for m in layer.relation.modules()].count(TokenTransformer) == 1
+    assert [type(m) for m in layer.relation.modules()].count(VisualTokenTransformer) == 1
     for output, reference in zip(outputs + new_tokens, expected + levels, strict=True):
         torch.testing.assert_close(output, reference)
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import saccade
-from saccade.data.object_transforms import StraightObjects
-from saccade.data.objects import ObjectSource, ObjectSubset, SceneObjects
-from saccade.data.open_objects import open_object_split
+from saccade.data.transforms.objects import StraightObjects
+from saccade.data.sources.objects import ObjectSource, ObjectSubset, SceneObjects
+from saccade.data.open import open_object_split
 from saccade.tasks.coco_metric import CocoMetric
 from tests.data.coco_files import MINI
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import saccade
-from saccade.data.photos import photo_paths
+from saccade.data.synthetic.photos import photo_paths
 from tests.engine.tasks.test_segment import SMALL
 from tests.tasks.test_segmenter_checkpoint import official_file
 from tests.walk.test_cli import run

@@ -7,7 +7,7 @@ import torch
 
 import saccade
 from saccade.cli import main
-from saccade.engine.evaluate import answer
+from saccade.engine.tasks.evaluate_classifier import predict_logits
 from saccade.models.card import preprocess_of
 from tests.engine.runs import arguments
 
@@ -108,8 +108,8 @@ def test_eval_flip_averages_with_the_flipped_image(run, capsys):
     images = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         original, flipped = (
-            answer(model, views, preprocess_of(model)).softmax(1) for views in (images, images.flip(-1))
+            predict_logits(model, views, preprocess_of(model)).softmax(1) for views in (images, images.flip(-1))
         )
-        average = answer(model, images, preprocess_of(model), flip=True).softmax(1)
+        average = predict_logits(model, images, preprocess_of(model), flip=True).softmax(1)
     assert (original - flipped).abs().max() > 1e-3
     torch.testing.assert_close(average, (original + flipped) / 2, atol=1e-5, rtol=1e-5)

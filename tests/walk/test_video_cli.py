@@ -5,7 +5,7 @@ import json
 import pytest
 
 from saccade.cli import main
-from saccade.data.motion import MOTIONS, write_motions
+from saccade.data.synthetic.motions import MOTIONS, write_motions
 from tests.engine.tasks.test_classify_video import TINY
 from tests.walk.test_cli import run
 

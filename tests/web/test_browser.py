@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from saccade.data.photos import photo_paths
+from saccade.data.synthetic.photos import photo_paths
 from saccade.web.inspection import default_token, token_at
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

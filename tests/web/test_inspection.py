@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.explain.importance import by_occlusion
+from saccade.explain.scores.importance import occlusion_importance
 from saccade.explain.subject import load_subject
 from saccade.web import fragments
 from saccade.web.inspection import (
@@ -25,7 +25,7 @@ NANO = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
 
 @pytest.fixture(scope="module")
 def inspections():
-    from saccade.data.photos import photo_paths
+    from saccade.data.synthetic.photos import photo_paths
 
     image = Image.open(photo_paths()["cat"]).resize((96, 64))
     return {name: inspect_image(load_subject(name), image, "cat.jpg") for name in NANO}
@@ -82,7 +82,7 @@ def test_token_summary_matches_gradient_and_occlusion(inspections, name):
     summary, step = summarize_token(inspection, last, token), stage.step
     assert summary["rank"] == 1
     assert summary["gradient"] == pytest.approx(stage.importance.max(), abs=1e-5)
-    drops = by_occlusion(inspection.subject.model, inspection.inputs, inspection.score, step.index, step.count)
+    drops = occlusion_importance(inspection.subject.model, inspection.inputs, inspection.score, step.index, step.count)
     assert summary["drop"] == pytest.approx(float(drops[token]), abs=2e-5)
     assert summary["area"] == pytest.approx((stage.labels == token).mean(), abs=1e-4)
     drawn = [token_image(inspection, last, n) for n in range(min(3, step.count))]

@@ -19,7 +19,7 @@ from gradio_client import Client, handle_file
 from gradio_client.exceptions import AppError
 
 import saccade
-from saccade.data.photos import photo_paths
+from saccade.data.synthetic.photos import photo_paths
 from saccade.web.inspection import mosaic_image, summarize, summarize_token, token_at
 
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 import saccade
 from saccade import weights
-from saccade.data.photos import photo_paths
-from saccade.data.scenes import Scenes
+from saccade.data.synthetic.photos import photo_paths
+from saccade.data.synthetic.scenes import Scenes
 from saccade.models.card import open_model, read_card, readable
 from saccade.tasks.open import open_task_model
 from tests.weights.folder import SHIPPED, WORDNET, load_tool, make_run, weights_in

@@ -8,9 +8,9 @@ import torch
 from timm.data.mixup import Mixup
 from torch import Tensor, nn
 
-from saccade.data.augment import erase, normalise, resize
+from saccade.data.transforms.batch import erase, normalize, resize
 from saccade.data.loader import Batch, MemoryEvalLoader, seed_all
-from saccade.data.motion import MotionSet
+from saccade.data.synthetic.motions import MotionSet
 from saccade.engine.loaders import Loaders, Partition, batch_augment, evaluation_loader, image_loaders, open_sources
 from saccade.engine.module import TrainingModule, TrainingSetup
 from saccade.engine.recipe import Recipe, RecipeError
@@ -110,7 +110,7 @@ class ClassificationModule(TrainingModule):
             if self.augment is not None:
                 images = self.augment(batch.images, self.rng)
             else:
-                images = normalise(batch.images.float() / 255, self.preprocess.mean, self.preprocess.std)
+                images = normalize(batch.images.float() / 255, self.preprocess.mean, self.preprocess.std)
             shape, targets = images.shape, batch.labels
             images = images.flatten(1, -3)  # frames as channels: all frames of a clip are changed alike
             if augment.erase:
@@ -140,7 +140,7 @@ class ClassificationModule(TrainingModule):
         size = self.recipe.data.val_size or self.preprocess.size
         with torch.autocast(self.device.type, enabled=False):
             pixels = resize(images.float() / 255, size).clamp(0, 1)
-            return normalise(pixels, self.preprocess.mean, self.preprocess.std)
+            return normalize(pixels, self.preprocess.mean, self.preprocess.std)
 
     def reset_metrics(self) -> None:
         self.metrics.reset()

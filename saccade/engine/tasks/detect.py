@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from saccade._extras import require
-from saccade.data.image import BadImage
+from saccade.data.decode.image import BadImage
 from saccade.data.loader import seed_all
-from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, unpack_masks
-from saccade.data.object_transforms import AugmentObjects
-from saccade.data.open_objects import open_objects
-from saccade.data.source import DataError
+from saccade.data.loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, unpack_masks
+from saccade.data.transforms.objects import AugmentObjects
+from saccade.data.open import open_objects
+from saccade.data.sources.base import DataError
 from saccade.engine.loaders import Loaders, Partition, Sources, UnreadableImages, check_path
 from saccade.engine.module import TrainingModule, TrainingSetup
 from saccade.engine.recipe import Data, Recipe
@@ -20,9 +20,9 @@ from saccade.engine.report import classes_section, image_figure, image_grid
 from saccade.engine.tasks.evaluate_detector import ObjectEvaluation, coco_metric, evaluate_detector
 from saccade.inference.compile import compile_options
 from saccade.models.card import Card, preprocess_of
-from saccade.tasks.coco import CocoMetric
+from saccade.tasks.coco_metric import CocoMetric
 from saccade.tasks.detection import RegionDetector, SparseDetector, create_detector
-from saccade.tasks.detections import draw_detections
+from saccade.tasks.detection_drawing import draw_detections
 
 SCENE_SIZE = 128  # side of the embedded scenes, unless data.image_size is set
 NUM_EXAMPLES = 6  # images per section of the report

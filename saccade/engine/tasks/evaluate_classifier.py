@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.data.augment import normalise, resize
+from saccade.data.transforms.batch import normalize, resize
 from saccade.data.loader import Batch
 from saccade.data.open import open_split
-from saccade.data.open_videos import find_video_splits
-from saccade.data.source import Source, check_labels
+from saccade.data.open import find_video_splits
+from saccade.data.sources.base import Source, check_labels
 from saccade.engine.loaders import UnreadableImages, evaluation_loader
 from saccade.engine.tasks.evaluation import EvaluationBatches, check_num_classes, inference_autocast
 from saccade.models.card import Card, Preprocess, open_model
-from saccade.tasks.classification import accuracy_metrics, per_class
+from saccade.tasks.classification import accuracy_metrics, per_class_accuracy
 from saccade.tasks.video import average_views
 
 MAX_CONFUSION_CLASSES = 1000  # no confusion matrix for more
@@ -30,7 +30,7 @@ class Evaluation(NamedTuple):
     top1: float
     top5: float
     calibration: float  # expected calibration error, 15 bins
-    per_class: list[float | None]  # accuracy; None for a class without images
+    per_class_accuracy: list[float | None]  # accuracy; None for a class without images
     confusion: Tensor | None  # (K, K): true, predicted
     indices: Tensor  # (N,) of the images in their source
     labels: Tensor  # (N,)
@@ -81,7 +81,7 @@ def evaluate_classifier(
         top1=percent["top1"],
         top5=percent["top5"],
         calibration=percent["calibration"],
-        per_class=[None if x is None else 100 * x for x in per_class(labels, predicted, num_classes)],
+        per_class=[None if x is None else 100 * x for x in per_class_accuracy(labels, predicted, num_classes)],
         confusion=confusion,
         indices=indices,
         labels=labels,
@@ -101,7 +101,7 @@ def predict_logits(model: nn.Module, images: Tensor, preprocess: Preprocess, fli
     chunks = images.flatten(0, 1).split(len(images)) if views else (images,)
     outputs = []
     for chunk in chunks:
-        pixels = normalise(resize(chunk.float() / 255, preprocess.size).clamp(0, 1), preprocess.mean, preprocess.std)
+        pixels = normalize(resize(chunk.float() / 255, preprocess.size).clamp(0, 1), preprocess.mean, preprocess.std)
         logits = model(pixels).float()
         if flip:
             logits = average_views(torch.stack((logits, model(pixels.flip(-1)).float()), 1))

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
-from saccade.data.object_loader import ObjectBatch, ObjectEvalLoader
-from saccade.data.objects import ObjectSource
-from saccade.data.open_objects import open_object_split
+from saccade.data.loader import ObjectBatch, ObjectEvalLoader
+from saccade.data.sources.objects import ObjectSource
+from saccade.data.open import open_object_split
 from saccade.engine.loaders import UnreadableImages
 from saccade.engine.tasks.evaluation import EvaluationBatches, check_num_classes, inference_autocast
 from saccade.models.card import Card
-from saccade.tasks.coco import CocoMetric
+from saccade.tasks.coco_metric import CocoMetric
 from saccade.tasks.open import open_task_model
 
 COCO_METRICS = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # of boxes and of masks, with display names

@@ -8,19 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.data.augment import normalise
-from saccade.data.class_names import mirrored
+from saccade.data.transforms.batch import normalize
+from saccade.data.sources.class_names import mirrored
 from saccade.data.loader import Batch, EvalLoader
-from saccade.data.mask_transforms import PlainPair
-from saccade.data.masks import MaskSource, check_masks, masked
-from saccade.data.open_masks import open_mask_split
-from saccade.data.source import DataError
+from saccade.data.transforms.mask import PlainPair
+from saccade.data.sources.masks import MaskSource, check_masks, masked
+from saccade.data.open import open_mask_split
+from saccade.data.sources.base import DataError
 from saccade.engine.loaders import UnreadableImages
 from saccade.engine.tasks.evaluation import EvaluationBatches, check_num_classes, inference_autocast
 from saccade.models.card import Card, Preprocess
-from saccade.tasks.inference import WHOLE, Inference, infer
+from saccade.tasks.segmentation_inference import WHOLE_IMAGE, InferenceOptions, predict_probabilities
 from saccade.tasks.open import open_task_model
-from saccade.tasks.segmentation import IGNORE, Scores, segmentation_metric
+from saccade.tasks.segmentation import IGNORE_INDEX, SegmentationScores, segmentation_metric
 
 
 class MaskEvaluation(NamedTuple):
@@ -28,7 +28,7 @@ class MaskEvaluation(NamedTuple):
 
     count: int
     loss: float  # mean cross-entropy per labelled pixel
-    scores: Scores
+    scores: SegmentationScores
     confusion: Tensor  # (K, K) pixels: true, predicted
     indices: Tensor  # (N,) of the images in their source
     accuracy: Tensor  # (N,) fraction of correct labelled pixels
@@ -47,7 +47,7 @@ def evaluate_segmenter(
     classes: list[str],
     preprocess: Preprocess,
     shorter: int | None = None,
-    inference: Inference = WHOLE,
+    inference: Inference = WHOLE_IMAGE,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     unreadable: UnreadableImages | None = None,
@@ -66,16 +66,16 @@ def evaluate_segmenter(
             probabilities = predict_probabilities(model, images, masks.shape[1:], inference, classes)
         labels = probabilities.argmax(1)
         metric.update(labels, masks)
-        valid = masks != IGNORE
+        valid = masks != IGNORE_INDEX
         accuracy.append((((labels == masks) & valid).sum((1, 2)) / valid.sum((1, 2)).clamp(min=1)).cpu())
         indices.append(batch.indices)
-        nll = F.nll_loss(probabilities.clamp(min=1e-9).log(), masks, ignore_index=IGNORE, reduction="sum")
+        nll = F.nll_loss(probabilities.clamp(min=1e-9).log(), masks, ignore_index=IGNORE_INDEX, reduction="sum")
         loss, pixels = loss + nll.double().cpu(), pixels + int(valid.sum())
     confusion = metric.compute().cpu()
     return MaskEvaluation(
         count=sum(map(len, indices)),
         loss=float(loss / max(pixels, 1)),
-        scores=Scores.of(confusion),
+        scores=SegmentationScores.of(confusion),
         confusion=confusion,
         indices=torch.cat(indices),
         accuracy=torch.cat(accuracy),
@@ -90,14 +90,14 @@ def preprocess_images(images: Tensor, preprocess: Preprocess, shorter: int | Non
     if shorter is not None and shorter != min(height, width):
         factor = shorter / min(height, width)
         pixels = F.interpolate(pixels, (round(height * factor), round(width * factor)), mode="bilinear", antialias=True)
-    return normalise(pixels, preprocess.mean, preprocess.std)
+    return normalize(pixels, preprocess.mean, preprocess.std)
 
 
 def predict_probabilities(
-    model: nn.Module, images: Tensor, size: tuple[int, ...] | torch.Size, inference: Inference, classes: list[str]
+    model: nn.Module, images: Tensor, size: tuple[int, ...] | torch.Size, inference: InferenceOptions, classes: list[str]
 ) -> Tensor:
     """Normalised images -> class probabilities (B, K, *size), at the size of the masks."""
-    probabilities = infer(model, images, inference, mirrored(classes))
+    probabilities = predict_probabilities(model, images, inference, mirrored(classes))
     if probabilities.shape[2:] == torch.Size(size):
         return probabilities
     return F.interpolate(probabilities, tuple(size), mode="bilinear", align_corners=False)
@@ -108,7 +108,7 @@ def evaluate_segmenter_checkpoint(
     data: str | Path,
     split: str | None = None,
     shorter: int | None = None,
-    inference: Inference = WHOLE,
+    inference: Inference = WHOLE_IMAGE,
     workers: int | None = None,
     device: str = "cpu",
     dtype: torch.dtype | None = None,

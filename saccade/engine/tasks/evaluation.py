@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
 from saccade.engine.loaders import AnyBatch, UnreadableImages
 from saccade.models.card import Card
 

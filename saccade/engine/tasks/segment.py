@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from saccade.data.augment import normalise
-from saccade.data.class_names import mirrored
-from saccade.data.image import BadImage
+from saccade.data.transforms.batch import normalize
+from saccade.data.sources.class_names import mirrored
+from saccade.data.decode.image import BadImage
 from saccade.data.loader import Batch, EvalLoader, FileLoader, MemoryEvalLoader, seed_all
-from saccade.data.mask_augment import PairAugment
-from saccade.data.mask_transforms import PlainPair, TrainPair
-from saccade.data.masks import MaskSource, masked, read_pair
-from saccade.data.open_masks import open_train_and_val_masks
-from saccade.data.source import DataError
+from saccade.data.transforms.mask_batch import PairAugment
+from saccade.data.transforms.mask import PlainPair, TrainPair
+from saccade.data.sources.masks import MaskSource, masked, read_pair
+from saccade.data.open import open_train_and_val_masks
+from saccade.data.sources.base import DataError
 from saccade.engine.loaders import (
     Loaders,
     Partition,
@@ -39,9 +39,9 @@ from saccade.engine.tasks.evaluate_segmenter import (
 )
 from saccade.inference.compile import compile_options
 from saccade.models.card import Card, preprocess_of
-from saccade.tasks.inference import Inference
-from saccade.tasks.segmentation import IGNORE, Scores, Segmenter, create_segmenter, pixel_loss, segmentation_metric
-from saccade.tasks.segments import class_colours, overlay
+from saccade.tasks.segmentation_inference import InferenceOptions
+from saccade.tasks.segmentation import IGNORE_INDEX, SegmentationScores, Segmenter, create_segmenter, pixel_loss, segmentation_metric
+from saccade.tasks.segmentation_drawing import class_colours, overlay_labels
 
 CROP_SIZE = 512  # side of a training crop, unless data.image_size is set
 CACHE_BYTES = 4 * 2**30  # decoded data sets up to this size are cached on the device
@@ -61,7 +61,7 @@ class SegmentationModule(TrainingModule):
         super().__init__(*args)
         recipe, classes = self.recipe, self.sources.classes
         self.metric = segmentation_metric(len(classes))
-        self.inference = Inference(window=recipe.data.val_window)
+        self.inference = InferenceOptions(window=recipe.data.val_window)
         self.augment = None
         if self.sources.train_memory is not None:
             options = augment_options(recipe, self.preprocess.size, classes)
@@ -125,7 +125,7 @@ class SegmentationModule(TrainingModule):
             if self.augment is not None:
                 images, masks = self.augment(batch.images, batch.labels, self.rng)
             else:
-                images = normalise(batch.images.float() / 255, self.preprocess.mean, self.preprocess.std)
+                images = normalize(batch.images.float() / 255, self.preprocess.mean, self.preprocess.std)
                 masks = batch.labels.long()
             return images.contiguous(memory_format=torch.channels_last), masks
 
@@ -133,7 +133,7 @@ class SegmentationModule(TrainingModule):
         losses, logits = self.model.losses_and_logits(images, masks)
         with torch.no_grad():
             sampled = masks[:, ::4, ::4]  # every 16th pixel is enough for the log
-            valid = sampled != IGNORE
+            valid = sampled != IGNORE_INDEX
             labels = F.interpolate(logits, valid.shape[1:], mode="nearest-exact").argmax(1)
             accuracy = ((labels == sampled) & valid).sum() / valid.sum().clamp(min=1)
         return torch.stack(list(losses.values())).sum(), accuracy
@@ -149,7 +149,7 @@ class SegmentationModule(TrainingModule):
         self.add_val_loss(pixel_loss(probabilities.clamp(min=1e-9).log(), masks), len(masks))
 
     def compute_metrics(self) -> dict[str, float]:
-        scores = Scores.of(self.metric.compute())
+        scores = SegmentationScores.of(self.metric.compute())
         percent = {name: 100 * getattr(scores, name) for name in self.val_metrics if name != "loss"}
         return {"loss": self.mean_val_loss()} | percent
 
@@ -192,7 +192,7 @@ class SegmentationModule(TrainingModule):
             accuracy = f"prediction, {100 * float(evaluation.accuracy[row]):.1f} % correct"
             figures.append(image_figure(image, name, "image", 320))
             for labelled, caption in ((labels, accuracy), (mask, "ground truth")):
-                figures.append(image_figure(Image.fromarray(overlay(array, labelled, colours)), name, caption, 320))
+                figures.append(image_figure(Image.fromarray(overlay_labels(array, labelled, colours)), name, caption, 320))
         return image_grid(figures, 300)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.images import View
 from saccade.explain.observe import eval_mode
-from saccade.tasks.detections import describe_detections, draw_detections
+from saccade.tasks.detection_drawing import describe_detections, draw_detections
 
 MIN_SCORE = 0.5  # of a detection that is drawn
 

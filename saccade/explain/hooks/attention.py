@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from saccade.explain.hooks.record import block_name
-from saccade.layers.attention import in_sight
+from saccade.ops import enabled
 
 
 class Attention(NamedTuple):
@@ -63,7 +63,7 @@ def record_attention(
 
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(in_sight())  # no fused kernel that bypasses scaled_dot_product_attention
+        stack.enter_context(enabled(False))  # no fused kernel that bypasses scaled_dot_product_attention
         for name, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)).remove)
             stack.callback(module.register_forward_hook(leave, always_call=True).remove)

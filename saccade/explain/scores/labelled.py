@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 
 from saccade._extras import require
 from saccade.data.open import EMBEDDED
-from saccade.data.scenes import Scenes
+from saccade.data.synthetic.scenes import Scenes
 from saccade.explain.images import load_image
 from saccade.explain.scores.superpixels import IGNORE
 

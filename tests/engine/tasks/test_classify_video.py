@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.data.clips import EvalClip
-from saccade.data.motion import MOTIONS, MotionSet, write_motions
-from saccade.data.video_source import VideoFolder
+from saccade.data.transforms.clips import EvalClip
+from saccade.data.synthetic.motions import MOTIONS, MotionSet, write_motions
+from saccade.data.sources.videos import VideoFolder
 from saccade.engine.loaders import evaluation_loader
 from saccade.engine.recipe import RecipeError, load_recipe
 from saccade.engine.tasks.classify import ClassificationModule
@@ -139,7 +139,7 @@ def test_command_recognises_video_models():
 
 def test_training_clips_differ_per_epoch_and_are_reproducible():
     from saccade.data.loader import Order
-    from saccade.data.motion_loader import MotionLoader
+    from saccade.data.synthetic.motions import MotionLoader
 
     loader = MotionLoader(MotionSet(16, 32, 2), Order(16, 8, seed=3))
     first, again, second = (torch.cat([batch.images for batch in loader.epoch(e)]) for e in (0, 0, 1))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from saccade.data.loader import Batch
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
 from saccade.engine.loaders import UnreadableImages
 from saccade.engine.tasks.evaluation import EvaluationBatches, check_num_classes
 from saccade.models.card import Card, Preprocess

@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from saccade.data.source import DataError
+from saccade.data.sources.base import DataError
 from saccade.engine.recipe import load_recipe
 from saccade.engine.tasks.evaluate_segmenter import evaluate_segmenter_checkpoint
 from saccade.engine.train import assemble, train
-from saccade.tasks.inference import Inference
+from saccade.tasks.segmentation_inference import InferenceOptions
 from saccade.tasks.open import open_task_model
 from tests.engine.runs import rows
 
@@ -88,7 +88,7 @@ def test_checkpoint_evaluation_matches_run(finished):
         assert evaluation.summary()[name] == pytest.approx(finished.result["final"][name], abs=0.02)
     assert card.classes == source.classes
     assert evaluation.confusion.sum() == 10 * 32 * 32
-    multi_scale = Inference(window=32, scales=(1.0, 1.5), flip=True)
+    multi_scale = InferenceOptions(window=32, scales=(1.0, 1.5), flip=True)
     again, _, _ = evaluate_segmenter_checkpoint(finished.out, "scenes", inference=multi_scale, workers=0, scenes=40)
     assert again.confusion.sum() == 10 * 32 * 32
 
