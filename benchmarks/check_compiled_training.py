@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from timm.models import create_model
 
 import saccade  # noqa: F401  (registers the models)
-from saccade.inference.compiling import compiling
-from saccade.kernels import COMPILED, enabled, trusted
+from saccade.inference.compile import compile_options
+from saccade.ops import COMPILED, enabled, trusted
 
 SETS = {
     "none": (),
@@ -59,7 +59,7 @@ def first_non_finite(model) -> str | None:
 
 def train(args: argparse.Namespace, compiled: bool) -> str:
     model = new_model(args)
-    forward = torch.compile(model, fullgraph=True, **compiling()) if compiled else model
+    forward = torch.compile(model, fullgraph=True, **compile_options()) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05, fused=True)
     first, loss = None, torch.zeros(())
     for step in range(args.steps):
@@ -79,7 +79,7 @@ def train(args: argparse.Namespace, compiled: bool) -> str:
 def gradients(args: argparse.Namespace, compiled: bool, exact: bool) -> dict[str, torch.Tensor]:
     model = new_model(args)
     images, labels = synthetic_batch(args.batch, args.size, 10, 12345)
-    forward = torch.compile(model, fullgraph=True, **compiling()) if compiled else model
+    forward = torch.compile(model, fullgraph=True, **compile_options()) if compiled else model
     with torch.autocast("cuda", torch.bfloat16, enabled=not exact):
         F.cross_entropy(forward(images), labels).backward()
     return {name: parameter.grad.double() for name, parameter in model.named_parameters() if parameter.grad is not None}

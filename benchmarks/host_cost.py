@@ -24,7 +24,7 @@ from timm.models import create_model
 from torch import Tensor
 
 import saccade  # noqa: F401 (registers the models)
-from saccade.kernels import batch_norm, depthwise, launch, layer_norm, linear, short_attention, super_tokens
+from saccade.ops import batch_norm, depthwise, launch, layer_norm, linear, short_attention, super_tokens
 from saccade.layers import casts
 from saccade.layers import linear as linear_layers
 

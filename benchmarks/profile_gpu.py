@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from saccade.benchmark import Case, measure
 from saccade.benchmark.timing import prepare
-from saccade.kernels import enabled
+from saccade.ops import enabled
 
 
 def main() -> None:

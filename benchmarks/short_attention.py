@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from saccade.benchmark import measure_ceiling
-from saccade.kernels.short_attention import plain_attention, short_attention
+from saccade.ops.short_attention import plain_attention, short_attention
 
 SHAPES = {  # images, tokens, width, heads
     "SparseFormer-T, focusing": (128, 49, 256, 64),

@@ -120,7 +120,9 @@ def embed(
             details["accuracy"] = evaluate(staged, card.task, data, device)
             details["measured_by"] = f"saccade eval {name}.{tag} --data {Path(data).name}"
         save_model(model, staged, card, state_dict, about=json.dumps(details))
-        write_atomic(target.with_suffix(".md"), write_card(f"{name}.{tag}", card, details, result, staged.stat().st_size))
+        write_atomic(
+            target.with_suffix(".md"), write_card(f"{name}.{tag}", card, details, result, staged.stat().st_size)
+        )
         staged.replace(target)
     finally:
         staged.unlink(missing_ok=True)

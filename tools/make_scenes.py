@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from saccade.data.sources.objects import SceneObjects, learnable
+from saccade.data.sources.objects import SceneObjects, trainable_objects
 from saccade.explain.drawing.figure import Figure, Panel
 from saccade.tasks.detection_drawing import draw_detections
 from saccade.tasks.open import open_task_model
@@ -30,7 +30,7 @@ def main() -> None:
     images = {index: shown.read(index) for index in CHOSEN}
     panels = []
     for index, image in images.items():
-        labels = learnable(shown.objects(index), image.size).labels
+        labels = trainable_objects(shown.objects(index), image.size).labels
         names = ", ".join(shown.classes[label - 1] for label in labels)
         panels.append(Panel(np.asarray(image), f"scene {index}", names))
     for name, run in (each.split("=", 1) for each in args.runs):

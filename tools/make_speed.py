@@ -58,7 +58,7 @@ and `saccade bench` run backward on the calling thread; in your own loop, use th
 
 `saccade train` and `saccade bench` compile with one more option, Inductor's `combo_kernels`, which combines small
 independent operations in one launch: `torch.compile(model, **compiling("reduce-overhead"))` with `compiling` from
-`saccade.inference.compiling`.
+`saccade.inference.compile`.
 
 A CUDA graph has a fixed shape: another batch size raises an error that says so; `reset()` allows a new shape.
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from saccade.benchmark.cost import count
 from saccade.benchmark.machine import Ceiling, PeakMemory, synchronize
-from saccade.inference.compiling import compiling
+from saccade.inference.compile import compile_options
 from saccade.inference.optimize import optimize
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -176,7 +176,7 @@ def compile_for(model: nn.Module, case: Case) -> Callable[..., Any]:
     """Return the model, or the compiled model (with CUDA graphs if `case.cuda_graph`)."""
     if not case.compiled:
         return model
-    return torch.compile(model, fullgraph=True, **compiling("reduce-overhead" if case.cuda_graph else None))
+    return torch.compile(model, fullgraph=True, **compile_options("reduce-overhead" if case.cuda_graph else None))
 
 
 def inference_step(model: nn.Module, images: torch.Tensor, case: Case) -> Callable[[], Any]:

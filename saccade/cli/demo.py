@@ -73,8 +73,8 @@ def run_family(family: Family, out: Path, device: str, seed: int) -> dict[str, A
     from PIL import Image
 
     from saccade.data.synthetic.photos import photo_paths
-    from saccade.explain.explanation import explain
     from saccade.explain.drawing.figure import Panel
+    from saccade.explain.explanation import explain
     from saccade.explain.figures.gallery import small
     from saccade.explain.overview import Column
     from saccade.explain.report import draw

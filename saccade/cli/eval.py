@@ -76,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
-    from saccade.data.open import find_splits
-    from saccade.data.open import find_video_splits
+    from saccade.data.open import find_splits, find_video_splits
     from saccade.engine.tasks.evaluate_classifier import evaluate_classifier_checkpoint
 
     evaluation, card, source = evaluate_classifier_checkpoint(

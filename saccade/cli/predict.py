@@ -102,9 +102,9 @@ def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namesp
     """Return the most probable classes of an image, or of a video averaged over views."""
     import torch
 
-    from saccade.data.transforms.batch import normalize
     from saccade.data.decode.image import read_image
     from saccade.data.decode.video import VideoFile
+    from saccade.data.transforms.batch import normalize
     from saccade.engine.loaders import make_eval_transform
     from saccade.tasks.video import average_views
 
@@ -130,11 +130,11 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
     import torch
     from PIL import Image
 
-    from saccade.data.sources.class_names import mirrored
     from saccade.data.decode.image import read_image
+    from saccade.data.sources.class_names import flipped_classes
     from saccade.engine.tasks.evaluate_segmenter import predict_probabilities, preprocess_images
+    from saccade.tasks.segmentation_drawing import class_areas, class_colours, overlay_labels, palette_image
     from saccade.tasks.segmentation_inference import InferenceOptions, predict_labels
-    from saccade.tasks.segmentation_drawing import class_areas, class_colours, palette_image, overlay_labels
 
     image = read_image(path)
     names = card.names
@@ -146,7 +146,7 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
     inference = InferenceOptions(window, args.stride, tuple(args.scales), args.flip)
     with torch.inference_mode(), autocast(args, device):
         if inputs.shape[2:] == pixels.shape[2:]:
-            label_map = predict_labels(model, inputs, inference, mirrored(names))
+            label_map = predict_labels(model, inputs, inference, flipped_classes(names))
         else:
             label_map = predict_probabilities(model, inputs, pixels.shape[2:], inference, names).argmax(1)
     labels = label_map[0].byte().cpu().numpy()

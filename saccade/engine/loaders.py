@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from saccade.data.transforms.batch import BatchAugment, Policy
-from saccade.data.transforms.clips import EvalClip, TrainClip
 from saccade.data.loader import (
     Batch,
     EvalLoader,
@@ -15,20 +13,22 @@ from saccade.data.loader import (
     Memory,
     MemoryEvalLoader,
     MemoryLoader,
+    ObjectBatch,
+    ObjectEvalLoader,
+    ObjectLoader,
     Order,
     Sample,
+    cached_image_size,
     decode_all,
-    labelled,
-    memory_size,
+    load_labelled,
     usable_cores,
 )
-from saccade.data.synthetic.motions import MotionSet
-from saccade.data.synthetic.motions import MotionEvalLoader, MotionLoader
-from saccade.data.loader import ObjectBatch, ObjectEvalLoader, ObjectLoader
-from saccade.data.open import open_train_and_val
-from saccade.data.open import find_video_splits
+from saccade.data.open import find_video_splits, open_train_and_val
 from saccade.data.sources.base import DataError, Source
+from saccade.data.synthetic.motions import MotionEvalLoader, MotionLoader, MotionSet
 from saccade.data.transforms import MemoryTransform, eval_transform, train_transform
+from saccade.data.transforms.batch import BatchAugment, Policy
+from saccade.data.transforms.clips import EvalClip, TrainClip
 from saccade.engine.clock import Clock
 from saccade.engine.recipe import Augment, Data, Recipe
 from saccade.models.card import Preprocess
@@ -88,7 +88,7 @@ def check_path(data: Data, expected: str) -> str:
 
 
 def open_sources(data: Data, image_size: int, seed: int, frames: int = 0) -> Sources:
-    """Open and check labelled images, or with `frames` labelled videos; decode small images into memory."""
+    """Open and check load_labelled images, or with `frames` load_labelled videos; decode small images into memory."""
     options: dict[str, Any]
     if frames:
         path = check_path(data, "a folder or CSV list of videos, or motions")
@@ -100,9 +100,9 @@ def open_sources(data: Data, image_size: int, seed: int, frames: int = 0) -> Sou
     unreadable = UnreadableImages(data.max_unreadable)
     side = None
     if data.cache is True and not frames:
-        side = memory_size(train, image_size, limit=image_size, budget=2**40) or image_size
+        side = cached_image_size(train, image_size, limit=image_size, budget=2**40) or image_size
     elif data.cache == "auto" and not frames:
-        side = memory_size(train, image_size)
+        side = cached_image_size(train, image_size)
     if side is None:
         return Sources(train, val, None, None, unreadable)
     return decode_sources(train, val, MemoryTransform(side, data.interpolation), unreadable, data.workers)
@@ -114,7 +114,7 @@ def decode_sources(
     transform: Callable[..., Any],
     unreadable: UnreadableImages,
     workers: int | None,
-    sample: Sample = labelled,
+    sample: Sample = load_labelled,
 ) -> Sources:
     """Decode both sources into memory."""
     train_memory = decode_all(train, transform, workers, sample)
@@ -172,7 +172,7 @@ def memory_loaders(sources: Sources, partition: Partition) -> Loaders | None:
 
 
 def image_loaders(recipe: Recipe, sources: Sources, preprocess: Preprocess, partition: Partition) -> Loaders:
-    """Return loaders of labelled images or clips."""
+    """Return loaders of load_labelled images or clips."""
     data, order = recipe.data, partition.order
     cached = memory_loaders(sources, partition)
     if cached is not None:

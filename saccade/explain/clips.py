@@ -8,8 +8,8 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from saccade.data.transforms.clips import clip_numbers
 from saccade.data.decode.video import Video, VideoFile, VideoFrames
+from saccade.data.transforms.clips import clip_indices
 from saccade.explain.images import CANVAS_SIDES, input_size
 
 ClipSource = str | os.PathLike | np.ndarray | Tensor | Video
@@ -30,7 +30,7 @@ def load_clip(source: Any, size: int, frames: int, stride: int, name: str = "") 
     """
     video = _video(source)
     inputs, canvases = [], []
-    for frame in video.frames(clip_numbers(len(video), frames, stride)):
+    for frame in video.frames(clip_indices(len(video), frames, stride)):
         height, width = input_size(frame.height, frame.width, size)
         scale = max(1.0, CANVAS_SIDES[0] / 2 / (height * width) ** 0.5)
         inputs.append(_fit(frame, height, width))

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from saccade.explain.drawing.colours import token_colours
 from saccade.explain.drawing.figure import Figure, Panel
-from saccade.explain.images import load_view
-from saccade.explain.scores.importance import Score, gradient_importance, occlusion_importance
-from saccade.explain.figures.mosaic import paint_mosaic, strongest_tokens
-from saccade.explain.observe import Observation, Step, eval_mode, normalise, observe
-from saccade.explain.image_explanation import answer_of
 from saccade.explain.drawing.overlay import blend, draw_boxes, spotlight
+from saccade.explain.figures.mosaic import paint_mosaic, strongest_tokens
+from saccade.explain.image_explanation import answer_of
+from saccade.explain.images import load_view
+from saccade.explain.observe import Observation, Step, eval_mode, normalize_images, observe
+from saccade.explain.scores.importance import Score, gradient_importance, occlusion_importance
 from saccade.explain.subject import Subject
 from saccade.tokens.trace import RegionTrace
 
@@ -72,12 +72,14 @@ def inspect_image(subject: Subject, image: Image.Image, name: str = "image") -> 
     seconds = time.perf_counter() - start
     predictions, target, score, _ = answer_of(subject, observation.output, None)
     device = next(subject.model.parameters()).device
-    inputs = normalise(view.image[None], subject.mean, subject.std).to(device)
+    inputs = normalize_images(view.image[None], subject.mean, subject.std).to(device)
     gradients: list[Tensor] = []
     if score is not None:
         try:
             with eval_mode(subject.model):
-                gradients = gradient_importance(subject.model, inputs, score, [step.count for step in observation.steps])
+                gradients = gradient_importance(
+                    subject.model, inputs, score, [step.count for step in observation.steps]
+                )
         except ValueError:  # no token of this model can be scaled, so none has a gradient
             gradients = []
     stages = []

@@ -10,8 +10,8 @@ from torch import nn
 
 from saccade.engine.tasks.evaluate_segmenter import predict_probabilities, preprocess_images
 from saccade.models.card import Card
+from saccade.tasks.segmentation_drawing import class_areas, class_colours, overlay_labels, palette_image
 from saccade.tasks.segmentation_inference import InferenceOptions
-from saccade.tasks.segmentation_drawing import class_areas, class_colours, palette_image, overlay_labels
 
 MAX_SIDE = 640  # pixels; the page shows no larger images
 

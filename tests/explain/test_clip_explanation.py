@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import saccade
-from saccade.data.synthetic.motions import MOTIONS, MotionSet
 from saccade.data.decode.video import write_video
+from saccade.data.synthetic.motions import MOTIONS, MotionSet
 
 SMALL = dict(num_tokens=4, focus_dim=32, cortex_dim=32, depth=2, repeats=2, heads=4, points=9, channels=8)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.data.synthetic.motions import MotionSet
 from saccade.data.decode.video import VideoFile, write_video
+from saccade.data.synthetic.motions import MotionSet
 from saccade.explain.clips import list_clips, load_clip
 
 

@@ -13,7 +13,7 @@ from saccade import ops
 from saccade.layers.conv import ConvNormRelu
 from saccade.models.resnet import FusedBasicBlock, FusedBottleneck
 from saccade.ops import batch_norm
-from tests.inference.test_optimize import lived_in
+from tests.inference.test_optimize import with_statistics
 from tests.ops.compare import DEVICE, HALF, kernels_allowed, needs_triton
 
 
@@ -39,7 +39,7 @@ BLOCKS = {
 def blocks_and_features(name: str) -> tuple[nn.Module, nn.Module, Tensor]:
     torch.manual_seed(0)
     fused, timm_block, arguments, width, _ = BLOCKS[name]
-    block = lived_in(fused(*deepcopy(arguments))).to(DEVICE).to(memory_format=torch.channels_last)
+    block = with_statistics(fused(*deepcopy(arguments))).to(DEVICE).to(memory_format=torch.channels_last)
     other = timm_block(*deepcopy(arguments)).to(DEVICE)
     other.load_state_dict(block.state_dict())
     features = torch.randn(2, width, 7, 6, device=DEVICE).contiguous(memory_format=torch.channels_last)
@@ -119,7 +119,7 @@ def test_head_convolution_trains_as_its_layers():
 @pytest.mark.parametrize("name", ["vt_resnet18", "vt_resnet50", "sparseformer_nano"])
 def test_compiled_model_equals_references_on_a_gpu(name):
     torch.manual_seed(0)
-    model = lived_in(saccade.create_model(name, num_classes=7)).cuda().to(memory_format=torch.channels_last)
+    model = with_statistics(saccade.create_model(name, num_classes=7)).cuda().to(memory_format=torch.channels_last)
     images = torch.randn(2, 3, 64, 64, device="cuda").contiguous(memory_format=torch.channels_last)
     exact = model.double()(images.double())
     model = model.float()

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import saccade
-from saccade.data.transforms.objects import StraightObjects
-from saccade.data.sources.objects import ObjectSource, ObjectSubset, SceneObjects
 from saccade.data.open import open_object_split
+from saccade.data.sources.objects import ObjectSource, ObjectSubset, SceneObjects
+from saccade.data.transforms.objects import EvalObjects
 from saccade.tasks.coco_metric import CocoMetric
 from tests.data.coco_files import MINI
 
@@ -26,7 +26,7 @@ def make(head: str, num_classes: int, size: int, **options):
 
 def fit(model: torch.nn.Module, source: ObjectSource, steps: int, rate: float = 1e-3) -> list[float]:
     """Train on all images in every step; return the losses."""
-    transform = StraightObjects()
+    transform = EvalObjects()
     images_read = [source.read(i) for i in range(len(source))]
     pairs = [transform(image, source.objects(i, image.size)) for i, image in enumerate(images_read)]
     images, targets = [pixels / 255 for pixels, _ in pairs], [target for _, target in pairs]
@@ -47,7 +47,7 @@ def fit(model: torch.nn.Module, source: ObjectSource, steps: int, rate: float = 
 
 def average_precision(model: torch.nn.Module, source: ObjectSource, masks: bool) -> dict[str, float]:
     metric = CocoMetric(source.ground_truth(), source.category_ids, masks)
-    transform = StraightObjects()
+    transform = EvalObjects()
     for i in range(len(source)):
         image = source.read(i)
         pixels, _ = transform(image, source.objects(i, image.size))

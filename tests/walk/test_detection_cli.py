@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from pycocotools import mask as coco_mask
 
-from saccade.data.sources.objects import SceneObjects
+from saccade.data.synthetic.scenes import SceneObjects
 from tests.engine.tasks.test_detect import REGIONS, SMALL, TINY
 from tests.walk.test_cli import run
 

@@ -10,7 +10,7 @@ from PIL import Image
 import saccade
 from saccade.data.synthetic.photos import photo_paths
 from tests.engine.tasks.test_segment import SMALL
-from tests.tasks.test_segmenter_checkpoint import official_file
+from tests.tasks.test_segmentation_checkpoints import official_file
 from tests.walk.test_cli import run
 
 

@@ -8,9 +8,9 @@ import torch
 from timm.data.mixup import Mixup
 from torch import Tensor, nn
 
-from saccade.data.transforms.batch import erase, normalize, resize
 from saccade.data.loader import Batch, MemoryEvalLoader, seed_all
 from saccade.data.synthetic.motions import MotionSet
+from saccade.data.transforms.batch import normalize, random_erase, resize
 from saccade.engine.loaders import Loaders, Partition, batch_augment, evaluation_loader, image_loaders, open_sources
 from saccade.engine.module import TrainingModule, TrainingSetup
 from saccade.engine.recipe import Recipe, RecipeError
@@ -114,7 +114,7 @@ class ClassificationModule(TrainingModule):
             shape, targets = images.shape, batch.labels
             images = images.flatten(1, -3)  # frames as channels: all frames of a clip are changed alike
             if augment.erase:
-                images = erase(images, augment.erase, self.rng)
+                images = random_erase(images, augment.erase, self.rng)
             if self.recipe.trainer.channels_last and len(shape) == 4:
                 images = images.contiguous(memory_format=torch.channels_last)
             if self.mix is not None and self.clock.progress < augment.mix_off_after and len(images) % 2 == 0:

@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from saccade._extras import require
 from saccade.data.decode.image import BadImage
-from saccade.data.loader import seed_all
-from saccade.data.loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, unpack_masks
-from saccade.data.transforms.objects import AugmentObjects
-from saccade.data.open import open_objects
+from saccade.data.loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, seed_all, unpack_masks
+from saccade.data.open import open_train_and_val_objects
 from saccade.data.sources.base import DataError
+from saccade.data.transforms.objects import TrainObjects
 from saccade.engine.loaders import Loaders, Partition, Sources, UnreadableImages, check_path
 from saccade.engine.module import TrainingModule, TrainingSetup
 from saccade.engine.recipe import Data, Recipe
@@ -83,7 +82,7 @@ class DetectionModule(TrainingModule):
 
     def make_loaders(self, partition: Partition) -> Loaders:
         augment, order = self.recipe.augment, partition.order
-        transform = AugmentObjects(
+        transform = TrainObjects(
             self.recipe.data.image_size,
             augment.crop,
             augment.resize,
@@ -175,7 +174,7 @@ class DetectionModule(TrainingModule):
 
 def open_object_sources(data: Data, seed: int) -> Sources:
     """Open and check images with objects."""
-    train, val = open_objects(
+    train, val = open_train_and_val_objects(
         check_path(data, "COCO JSON or a folder with it, or Parquet, or scenes"),
         data.val_path,
         data.val_fraction,

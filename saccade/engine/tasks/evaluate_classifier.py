@@ -8,11 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.data.transforms.batch import normalize, resize
 from saccade.data.loader import Batch
-from saccade.data.open import open_split
-from saccade.data.open import find_video_splits
+from saccade.data.open import find_video_splits, open_split
 from saccade.data.sources.base import Source, check_labels
+from saccade.data.transforms.batch import normalize, resize
 from saccade.engine.loaders import UnreadableImages, evaluation_loader
 from saccade.engine.tasks.evaluation import EvaluationBatches, check_num_classes, inference_autocast
 from saccade.models.card import Card, Preprocess, open_model

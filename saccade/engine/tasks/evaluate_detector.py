@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torchvision.ops import box_iou
 
 from saccade.data.loader import ObjectBatch, ObjectEvalLoader
-from saccade.data.sources.objects import ObjectSource
 from saccade.data.open import open_object_split
+from saccade.data.sources.objects import ObjectSource
 from saccade.engine.loaders import UnreadableImages
 from saccade.engine.tasks.evaluation import EvaluationBatches, check_num_classes, inference_autocast
 from saccade.models.card import Card

@@ -8,19 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.data.transforms.batch import normalize
-from saccade.data.sources.class_names import mirrored
 from saccade.data.loader import Batch, EvalLoader
-from saccade.data.transforms.mask import PlainPair
-from saccade.data.sources.masks import MaskSource, check_masks, masked
 from saccade.data.open import open_mask_split
 from saccade.data.sources.base import DataError
+from saccade.data.sources.class_names import flipped_classes
+from saccade.data.sources.masks import MaskSource, check_masks, load_pair
+from saccade.data.transforms.batch import normalize
+from saccade.data.transforms.mask import EvalPair
 from saccade.engine.loaders import UnreadableImages
 from saccade.engine.tasks.evaluation import EvaluationBatches, check_num_classes, inference_autocast
 from saccade.models.card import Card, Preprocess
-from saccade.tasks.segmentation_inference import WHOLE_IMAGE, InferenceOptions, predict_probabilities
 from saccade.tasks.open import open_task_model
 from saccade.tasks.segmentation import IGNORE_INDEX, SegmentationScores, segmentation_metric
+from saccade.tasks.segmentation_inference import WHOLE_IMAGE, InferenceOptions, predict_probabilities
 
 
 class MaskEvaluation(NamedTuple):
@@ -94,10 +94,14 @@ def preprocess_images(images: Tensor, preprocess: Preprocess, shorter: int | Non
 
 
 def predict_probabilities(
-    model: nn.Module, images: Tensor, size: tuple[int, ...] | torch.Size, inference: InferenceOptions, classes: list[str]
+    model: nn.Module,
+    images: Tensor,
+    size: tuple[int, ...] | torch.Size,
+    inference: InferenceOptions,
+    classes: list[str],
 ) -> Tensor:
     """Normalised images -> class probabilities (B, K, *size), at the size of the masks."""
-    probabilities = predict_probabilities(model, images, inference, mirrored(classes))
+    probabilities = predict_probabilities(model, images, inference, flipped_classes(classes))
     if probabilities.shape[2:] == torch.Size(size):
         return probabilities
     return F.interpolate(probabilities, tuple(size), mode="bilinear", align_corners=False)
@@ -125,7 +129,7 @@ def evaluate_segmenter_checkpoint(
             f"got {', '.join(source.classes[:4])}, …."
         )
     check_masks(source, "evaluation")
-    batches = EvalLoader(source, PlainPair(), 1, workers, pin=device.startswith("cuda"), sample=masked)
+    batches = EvalLoader(source, EvalPair(), 1, workers, pin=device.startswith("cuda"), sample=load_pair)
     unreadable = UnreadableImages(max_unreadable)
     shorter = shorter or card.shorter
     evaluation = evaluate_segmenter(

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from saccade.data.transforms.batch import normalize
-from saccade.data.sources.class_names import mirrored
 from saccade.data.decode.image import BadImage
 from saccade.data.loader import Batch, EvalLoader, FileLoader, MemoryEvalLoader, seed_all
-from saccade.data.transforms.mask_batch import PairAugment
-from saccade.data.transforms.mask import PlainPair, TrainPair
-from saccade.data.sources.masks import MaskSource, masked, read_pair
 from saccade.data.open import open_train_and_val_masks
 from saccade.data.sources.base import DataError
+from saccade.data.sources.class_names import flipped_classes
+from saccade.data.sources.masks import MaskSource, load_pair, read_pair
+from saccade.data.transforms.batch import normalize
+from saccade.data.transforms.mask import EvalPair, TrainPair
+from saccade.data.transforms.mask_batch import PairAugment
 from saccade.engine.loaders import (
     Loaders,
     Partition,
@@ -39,9 +39,16 @@ from saccade.engine.tasks.evaluate_segmenter import (
 )
 from saccade.inference.compile import compile_options
 from saccade.models.card import Card, preprocess_of
-from saccade.tasks.segmentation_inference import InferenceOptions
-from saccade.tasks.segmentation import IGNORE_INDEX, SegmentationScores, Segmenter, create_segmenter, pixel_loss, segmentation_metric
+from saccade.tasks.segmentation import (
+    IGNORE_INDEX,
+    SegmentationScores,
+    Segmenter,
+    create_segmenter,
+    pixel_loss,
+    segmentation_metric,
+)
 from saccade.tasks.segmentation_drawing import class_colours, overlay_labels
+from saccade.tasks.segmentation_inference import InferenceOptions
 
 CROP_SIZE = 512  # side of a training crop, unless data.image_size is set
 CACHE_BYTES = 4 * 2**30  # decoded data sets up to this size are cached on the device
@@ -112,12 +119,12 @@ class SegmentationModule(TrainingModule):
             return cached
         options = augment_options(self.recipe, self.preprocess.size, sources.classes)
         transform = TrainPair(mean=self.preprocess.mean, **options)
-        train = FileLoader(sources.train, transform, order, partition.workers, partition.pin, masked)
+        train = FileLoader(sources.train, transform, order, partition.workers, partition.pin, load_pair)
         return Loaders(order, train, self.val_loader(partition.workers, order.rank, order.world, partition.pin))
 
     def val_loader(self, workers: int | None, rank: int = 0, world: int = 1, pin: bool = False) -> EvalLoader:
         """Return a loader of single images, because their sizes may differ."""
-        return EvalLoader(self.sources.val, PlainPair(), 1, workers, rank, world, pin, masked)
+        return EvalLoader(self.sources.val, EvalPair(), 1, workers, rank, world, pin, load_pair)
 
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """uint8 images and masks -> augmented, normalised images (B, 3, S, S) and masks (B, S, S)."""
@@ -192,7 +199,9 @@ class SegmentationModule(TrainingModule):
             accuracy = f"prediction, {100 * float(evaluation.accuracy[row]):.1f} % correct"
             figures.append(image_figure(image, name, "image", 320))
             for labelled, caption in ((labels, accuracy), (mask, "ground truth")):
-                figures.append(image_figure(Image.fromarray(overlay_labels(array, labelled, colours)), name, caption, 320))
+                figures.append(
+                    image_figure(Image.fromarray(overlay_labels(array, labelled, colours)), name, caption, 320)
+                )
         return image_grid(figures, 300)
 
 
@@ -215,7 +224,7 @@ def augment_options(recipe: Recipe, size: int, classes: list[str]) -> dict[str, 
         "most": augment.max_class_fraction,
         "flip": augment.flip,
         "distort": augment.distort,
-        "mirrored": mirrored(classes),
+        "mirrored": flipped_classes(classes),
     }
 
 
@@ -241,7 +250,7 @@ def open_mask_sources(data: Data, image_size: int, seed: int) -> Sources:
         raise DataError("data.cache=true needs images of one size, got several. Set data.cache=false.")
     if not same_size or (data.cache == "auto" and decoded_bytes(train) + decoded_bytes(val) > CACHE_BYTES):
         return Sources(train, val, None, None, unreadable)
-    return decode_sources(train, val, PlainPair(), unreadable, data.workers, masked)
+    return decode_sources(train, val, EvalPair(), unreadable, data.workers, load_pair)
 
 
 def have_one_size(*sources: MaskSource) -> bool:

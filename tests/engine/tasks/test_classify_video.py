@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.data.transforms.clips import EvalClip
-from saccade.data.synthetic.motions import MOTIONS, MotionSet, write_motions
 from saccade.data.sources.videos import VideoFolder
+from saccade.data.synthetic.motions import MOTIONS, MotionSet, write_motions
+from saccade.data.transforms.clips import EvalClip
 from saccade.engine.loaders import evaluation_loader
 from saccade.engine.recipe import RecipeError, load_recipe
 from saccade.engine.tasks.classify import ClassificationModule

@@ -12,8 +12,8 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 import saccade
-from saccade.data.sources.objects import SceneObjects
 from saccade.data.sources.base import DataError
+from saccade.data.synthetic.scenes import SceneObjects
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe
 from saccade.engine.tasks.evaluate_detector import (
     evaluate_detector_checkpoint,

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from saccade.data.loader import ObjectEvalLoader
-from saccade.data.sources.objects import SceneObjects
+from saccade.data.synthetic.scenes import SceneObjects
 from saccade.engine.tasks.evaluate_detector import coco_metric, detection_quality, evaluate_detector
 from saccade.engine.train import assemble
 from tests.engine.tasks.test_detect import recipe

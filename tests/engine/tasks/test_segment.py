@@ -13,8 +13,8 @@ from saccade.data.sources.base import DataError
 from saccade.engine.recipe import load_recipe
 from saccade.engine.tasks.evaluate_segmenter import evaluate_segmenter_checkpoint
 from saccade.engine.train import assemble, train
-from saccade.tasks.segmentation_inference import InferenceOptions
 from saccade.tasks.open import open_task_model
+from saccade.tasks.segmentation_inference import InferenceOptions
 from tests.engine.runs import rows
 
 TINY = "{dims: [8, 16, 16, 16], depths: [1, 1, 1, 1], heads: [1, 1, 1, 1], projection: 0, super_token: [4, 2, 1, 1]}"

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import saccade
-from saccade.data.sources.objects import SceneObjects
+from saccade.data.synthetic.scenes import SceneObjects
 from saccade.explain.figures.detections import detection_figure, scale_detections
 from saccade.explain.images import View
 from tests.explain.planted import view

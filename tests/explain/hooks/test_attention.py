@@ -7,7 +7,7 @@ from torch import nn
 
 import saccade
 from saccade.explain.hooks.attention import record_attention
-from saccade.kernels import enabled
+from saccade.ops import enabled
 
 
 class CrossAttention(nn.Module):
