@@ -266,7 +266,7 @@ def _compare(state_dict: dict[str, Tensor], target: nn.Module, new: dict[str, st
                     f"num_classes={theirs[0]}, load, then model.reset_classifier({ours[0]})."
                 )
             raise CheckpointError(
-                f"expected {key} of shape {ours} for {name}, got {theirs}: another size or other options?"
+                f"expected {key} of shape {ours} for {name}, got {theirs}. Use the same size and options."
             )
     if unexpected:
         raise CheckpointError(f"{name} does not have {_some(unexpected)}: another size, or other options?")

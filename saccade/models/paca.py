@@ -25,7 +25,7 @@ from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition
 from saccade.models.paca_teacher import ClusteringTeacher
-from saccade.models.registry import build, choose, one_a_stage, pretrained_cfg, register
+from saccade.models.registry import build, check_per_stage, choose, pretrained_cfg, register
 from saccade.tokens.clusters import (
     ClusterTokenizer,
     ConvClustering,
@@ -186,7 +186,7 @@ class PaCa(nn.Module):
         where: str | int | None = None,
     ):
         super().__init__()
-        one_a_stage(len(dims), depths=depths, heads=heads)
+        check_per_stage(len(dims), depths=depths, heads=heads)
         check_clusters(clusters, len(dims))
         choose("clustering", clustering, tuple(CLUSTERINGS))
         choose("norm", norm, ("pre", "post", "sub"))

@@ -123,11 +123,11 @@ def choose(option: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{option} must be one of {', '.join(choices)}; got {value!r}.")
 
 
-def one_a_stage(stages: int, **options: Any) -> None:
+def check_per_stage(stages: int, **options: Any) -> None:
     """Raise a ValueError unless every option has one value per stage."""
     for name, values in options.items():
         if not isinstance(values, Sequence) or len(values) != stages:
-            raise ValueError(f"{name} must be {stages} numbers, one a stage; got {values!r}.")
+            raise ValueError(f"{name} must be {stages} numbers, one per stage; got {values!r}.")
 
 
 def list_models(pattern: str = "") -> list[str]:

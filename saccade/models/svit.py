@@ -26,7 +26,7 @@ from saccade.layers.grid import channels_last, check_images, to_features, to_pix
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition, RelativePosition
-from saccade.models.registry import build, choose, one_a_stage, pretrained_cfg, register
+from saccade.models.registry import build, check_per_stage, choose, pretrained_cfg, register
 from saccade.tokens.super_tokens import SuperTokenizer, spread
 
 __all__ = ["SViT"]
@@ -200,7 +200,7 @@ class SViT(nn.Module):
         choose("position", position, ("cpe", "ape", "rpe", "none"))
         choose("ffn", ffn, ("conv", "plain"))
         rounds = [iterations] * len(dims) if isinstance(iterations, int) else list(iterations)
-        one_a_stage(
+        check_per_stage(
             len(dims), depths=depths, heads=heads, super_token=super_token, iterations=rounds, layer_scale=layer_scale
         )
         self.in_chans = in_chans

@@ -377,8 +377,8 @@ def test_post_norm_bounds_the_update_of_a_branch():
         (dict(clusters=(100, 100, 100)), "clusters must be 4 numbers"),
         (dict(clusters=(1, 1, 1, -1)), "clusters must be 4 numbers"),
         (dict(clusters=100), "clusters must be 4 numbers"),
-        (dict(depths=(1, 1)), "depths must be 4 numbers, one .* stage"),
-        (dict(heads=2), "heads must be 4 numbers, one .* stage; got 2"),
+        (dict(depths=(1, 1)), "depths must be 4 numbers, one per stage"),
+        (dict(heads=2), "heads must be 4 numbers, one per stage; got 2"),
         (dict(clustering="kmeans"), "clustering must be one of conv, mlp, linear; got 'kmeans'"),
         (dict(clustering_scope="layer"), "clustering_scope must be 'stage', 'block' or a number"),
         (dict(where=0), "clustering_scope must be 'stage', 'block' or a number"),
@@ -386,7 +386,7 @@ def test_post_norm_bounds_the_update_of_a_branch():
         (dict(norm="both"), "norm must be one of pre, post, sub"),
         (dict(position="rope"), "position must be one of none, ape"),
         (dict(teacher=(1, 1, 1, 1), where="block"), "Leave clustering_scope at 'stage'"),
-        (dict(heads=(3, 2, 4, 6)), "width 32 does not divide into 3 heads"),
+        (dict(heads=(3, 2, 4, 6)), r"dim \(32\) must be divisible by num_heads \(3\)"),
     ],
 )
 def test_a_wrong_option_raises_an_error_that_names_it(switches, message):

@@ -313,7 +313,7 @@ def test_drop_path_counts_passes():
         (dict(region_init="third"), "region_init must be one of half, cell, whole"),
         (dict(global_pool="max"), "global_pool must be one of avg"),
         (dict(num_tokens=0), "expected num_tokens >= 1"),
-        (dict(heads=7), "does not divide into 7 heads"),
+        (dict(heads=7), r"must be divisible by num_heads \(7\)"),
     ],
 )
 def test_wrong_options_are_named(options, message):

@@ -149,5 +149,5 @@ def test_position_tables_are_interpolated_and_trained(position):
 )
 def test_an_option_without_a_number_per_stage_raises(options):
     (name,) = options
-    with pytest.raises(ValueError, match=f"{name} must be 4 numbers, one .* stage; got"):
+    with pytest.raises(ValueError, match=f"{name} must be 4 numbers, one per stage; got"):
         saccade.create_model("svit_nano", **options)
