@@ -35,7 +35,7 @@ def predict_probabilities(
     options: InferenceOptions = WHOLE_IMAGE,
     flipped_classes: Sequence[int] = (),
 ) -> Tensor:
-    """images (B, 3, H, W) -> probabilities (B, K, H, W). `flipped_classes[k]` is the class that k becomes in a mirror."""
+    """images (B, 3, H, W) -> probabilities (B, K, H, W). Class k becomes `flipped_classes[k]` in a mirrored image."""
     total, count = None, 0
     for view, restore in augmented_views(images, options.scales, options.flip, flipped_classes):
         logits = slide_window(model, view, options.window, options.stride) if options.window else model(view)
