@@ -71,7 +71,7 @@ def load_subject(
     detector = model if isinstance(model, DETECTORS) else None
     if device is not None:
         model = model.to(device)
-    model = model if detector is None else detector.trunk
+    model = model if detector is None else detector.backbone_model
     grouping_modules(model)  # raises for models without tokens
     preprocess = card.preprocess if card else expected_preprocess(model)
     mean, std, channels = preprocess.mean, preprocess.std, getattr(model, "in_chans", 3)

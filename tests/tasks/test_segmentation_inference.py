@@ -133,7 +133,7 @@ def test_mirrored_classes_are_swapped_back():
 
     images = torch.zeros(1, 3, 32, 64)
     assert predict_probabilities(sides, images, InferenceOptions(flip=True))[:, 0].min() > 0.99
-    swapped = predict_probabilities(sides, images, InferenceOptions(flip=True), mirrored=[1, 0])
+    swapped = predict_probabilities(sides, images, InferenceOptions(flip=True), flipped_classes=[1, 0])
     torch.testing.assert_close(swapped, torch.full_like(swapped, 0.5), atol=1e-3, rtol=0)
 
 

@@ -171,7 +171,7 @@ def test_data_without_masks_gives_no_mask_head(tmp_path):
 
 def test_other_categories_are_refused(run, tmp_path):
     path = write(tmp_path)
-    with pytest.raises(DataError, match="categories the training set has not"):
+    with pytest.raises(DataError, match="classes that are not in the training set: bird, cat, dog"):
         evaluate_detector_checkpoint(run.out, path)
 
 
