@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import saccade
+from saccade.layers import casts
 from saccade.ops import cudnn, enabled
 from saccade.ops.launch import Launch
-from saccade.layers import casts
 
 NOT_LAUNCHED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view")
 

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import saccade
 from saccade.benchmark import describe_machine, interleave
-from saccade.explain.hooks.attention import attentions
 from saccade.explain.drawing.alignment import places
+from saccade.explain.hooks.attention import attentions
 
 
 def steps(name: str, size: int = 224):

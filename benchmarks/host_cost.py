@@ -24,9 +24,9 @@ from timm.models import create_model
 from torch import Tensor
 
 import saccade  # noqa: F401 (registers the models)
-from saccade.ops import batch_norm, depthwise, launch, layer_norm, linear, short_attention, super_tokens
 from saccade.layers import casts
 from saccade.layers import linear as linear_layers
+from saccade.ops import batch_norm, depthwise, launch, layer_norm, linear, short_attention, super_tokens
 
 # Full depth, few channels.
 NARROW = {
