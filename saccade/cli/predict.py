@@ -133,7 +133,7 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
 
     from saccade.data.decode.image import read_image
     from saccade.data.sources.class_names import flipped_classes
-    from saccade.engine.tasks.evaluate_segmenter import predict_probabilities, preprocess_images
+    from saccade.engine.tasks.evaluate_segmenter import predict_batch, preprocess_images
     from saccade.tasks.segmentation_drawing import class_areas, class_colours, overlay_labels, palette_image
     from saccade.tasks.segmentation_inference import InferenceOptions, predict_labels
 
@@ -149,7 +149,7 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
         if inputs.shape[2:] == pixels.shape[2:]:
             label_map = predict_labels(model, inputs, inference, flipped_classes(names))
         else:
-            label_map = predict_probabilities(model, inputs, pixels.shape[2:], inference, names).argmax(1)
+            label_map = predict_batch(model, inputs, pixels.shape[2:], inference, names).argmax(1)
     labels = label_map[0].byte().cpu().numpy()
     files = {}
     if args.out:

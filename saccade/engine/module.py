@@ -315,4 +315,4 @@ class TrainingModule(LightningModule):
     def micro_batch_size(self) -> int:
         """Images per micro-batch and process."""
         order = self.loaders.order
-        return order.batch_size // order.parts // order.world
+        return order.batch_size // order.accumulate // order.world_size

@@ -13,7 +13,7 @@ from tests.engine.tasks.test_detect import recipe
 def test_data_without_objects_has_zero_ap():
     class Empty(SceneObjects):
         def objects(self, index, size=None):
-            return super().objects(index).take(np.array([], int))
+            return super().objects(index).select(np.array([], int))
 
     source, model = Empty(2, 48, "val"), assemble(recipe()).model
     found = evaluate_detector(model, ObjectEvalLoader(source, 2, 0), source, coco_metric(model, source, 100))
