@@ -1,4 +1,4 @@
-"""Compare `saccade.ops.self_attention` with every backend of `scaled_dot_product_attention`, forward and backward (GPU).
+"""Compare `saccade.ops.self_attention` with every backend of `scaled_dot_product_attention`, on a GPU.
 
 python benchmarks/short_attention.py
 
