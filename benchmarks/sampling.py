@@ -9,6 +9,7 @@ import argparse
 import statistics
 import time
 from collections import Counter
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +67,7 @@ def compare(args: argparse.Namespace, train: bool) -> None:
 @torch.no_grad()
 def profile_parts(args: argparse.Namespace, rounds: int = 5) -> None:
     """Print the fraction of each part in the forward pass; a part includes its children."""
-    model = saccade.create_model(args.model).to(args.device).eval()
+    model: Any = saccade.create_model(args.model).to(args.device).eval()
     images = torch.randn(args.batch, 3, args.size, args.size, device=args.device)
     spent: Counter[str] = Counter()
 
@@ -81,12 +82,12 @@ def profile_parts(args: argparse.Namespace, rounds: int = 5) -> None:
         for block in transformer.blocks:
             watch("attention", block.attn)
             watch("feed-forward", block.mlp)
-            if block.look is not None:
-                watch("look", block.look)
-                watch("look: places", block.look.placer)
-                watch("look: decode", block.look.decoder)
-                watch("look: decode: generator", block.look.decoder.to_weights)
-                watch("look: decode: projection", block.look.decoder.proj)
+            if block.tokenizer is not None:
+                watch("sampling", block.tokenizer)
+                watch("sampling: points", block.tokenizer.placer)
+                watch("sampling: decode", block.tokenizer.decoder)
+                watch("sampling: decode: generator", block.tokenizer.decoder.to_weights)
+                watch("sampling: decode: projection", block.tokenizer.decoder.proj)
     model(images)
     spent.clear()
     for _ in range(rounds):

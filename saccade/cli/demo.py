@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HELP = "run all four families on the bundled photographs, train one for a minute, write_atomic one HTML page"
+HELP = "run all four families on the bundled photographs, train one for a minute, write one HTML page"
 EXAMPLE = "saccade demo --out demo"
 EXPLAINED = ("cat", "coffee")  # photographs with a full report and a column in the table
 PANEL_WIDTH = 400  # pixels, in the overview
