@@ -83,9 +83,10 @@ def run(args: argparse.Namespace) -> int:
 
 def named_files(paths: list[str], videos: bool = False) -> Iterator[tuple[Path, str]]:
     """Yield every image or video with a unique stem for its output files."""
-    from saccade.data import folder, video
+    from saccade.data.decode.image import IMAGE_SUFFIXES
+    from saccade.data.decode.video import VIDEO_SUFFIXES
 
-    suffixes = video.SUFFIXES if videos else folder.SUFFIXES
+    suffixes = VIDEO_SUFFIXES if videos else IMAGE_SUFFIXES
     counts: Counter[str] = Counter()
     for path in map(Path, paths):
         if not path.exists():
@@ -125,7 +126,7 @@ def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namesp
 
 
 def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
-    """Return the area of every class; write a predict_labels PNG and an overlay_labels PNG."""
+    """Return the area of every class; write a label PNG and an overlay PNG."""
     import numpy as np
     import torch
     from PIL import Image
@@ -161,7 +162,7 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
 
 
 def detect(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
-    """Return objects with a score of at least --threshold: name, score, box, mask in COCO RLE; write an overlay_labels PNG."""
+    """Return objects with a score of at least --threshold: name, score, box, mask in COCO RLE; write an overlay PNG."""
     import numpy as np
     import torch
 

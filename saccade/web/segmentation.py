@@ -1,4 +1,4 @@
-"""One segmenter on one image: label map, overlay_labels and class class_areas, as the page shows them."""
+"""One segmenter on one image: label map, overlay and class areas, as the page shows them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,7 @@ class Segmentation:
     labels: np.ndarray  # (H, W) uint8
     classes: list[str]
 
-    def class_areas(self) -> list[dict[str, Any]]:
+    def areas(self) -> list[dict[str, Any]]:
         """Return the classes by descending area, each with its colour."""
         colours = class_colours(len(self.classes))
         return [

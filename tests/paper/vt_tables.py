@@ -18,8 +18,8 @@ MARK = "<!-- {}: printed by python -m tests.paper.vt_tables -->"
 
 FULL = dict(recurrence="full")
 FOUR = "4 tokens; the text says 16"
-HALF = "half of the tokens asks (the default)"
-ALL = "all tokens ask"
+HALF = "half of the tokens are queries (the default)"
+ALL = "all tokens are queries"
 
 
 class Row(NamedTuple):
@@ -68,10 +68,10 @@ ROWS = [
         reason="3.280 in Tables 2, 3, 7 for the same model; equals the pooling row of Table 3",
     ),
     Row("4", "R34, without", "3.335", "", "vt_resnet34", dict(recurrence="none"), "24, then 28 tokens"),
-    Row("5", "R18, none", "1.528", "", "vt_resnet18", FULL | dict(relation="none"), f"{ALL}; feed-forward is kept"),
+    Row("5", "R18, none", "1.528", "", "vt_resnet18", FULL | dict(relation="none"), f"{ALL}; with feed-forward"),
     Row("5", "R18, graph convolution", "1.528", "", "vt_resnet18", FULL | dict(relation="graph"), ALL),
     Row("5", "R18, transformer", "1.580", "", "vt_resnet18", FULL, ALL),
-    Row("5", "R34, none", "3.222", "", "vt_resnet34", FULL | dict(relation="none"), f"{ALL}; feed-forward is kept"),
+    Row("5", "R34, none", "3.222", "", "vt_resnet34", FULL | dict(relation="none"), f"{ALL}; with feed-forward"),
     Row("5", "R34, graph convolution", "3.223", "", "vt_resnet34", FULL | dict(relation="graph"), ALL),
     Row("5", "R34, transformer", "3.299", "", "vt_resnet34", FULL, ALL),
     Row("6", "R18, 16 tokens", "1.579", "11.6", "vt_resnet18", FULL, f"{ALL}; 11.64 M without batch norm"),
