@@ -192,12 +192,12 @@ def data_options(pairs: Sequence[str], *finders: Callable[..., Any]) -> dict[str
 
     options = settings(pairs)
     parameters = {name: parameter for find in finders for name, parameter in signature(find).parameters.items()}
-    known = sorted(name for name, p in parameters.items() if p.default is not p.empty and name != "size")
+    allowed = sorted(name for name, p in parameters.items() if p.default is not p.empty and name != "size")
     for key in options:
-        if key not in known:
-            close = get_close_matches(key, known, 1)
+        if key not in allowed:
+            close = get_close_matches(key, allowed, 1)
             hint = f" Did you mean {close[0]}?" if close else ""
-            raise ValueError(f"--set {key}: unknown data option.{hint} Known options: {', '.join(known)}.")
+            raise ValueError(f"--set {key}: unknown data option.{hint} Known options: {', '.join(allowed)}.")
     return options
 
 

@@ -38,9 +38,9 @@ class TrainingSetup(NamedTuple):
 
 
 class WeightAverage(ModelEmaV3):
-    """timm's EMA with cached tensor lists: for small models, looking them up costs more than averaging.
+    """timm's EMA with cached tensor lists: for small models, collecting them costs more than averaging.
 
-    The model must be on its final device before the first update.
+    The model must be on its final device before the first step.
     """
 
     _tensors: tuple[list[Tensor], ...] | None = None

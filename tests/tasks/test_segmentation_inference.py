@@ -58,8 +58,8 @@ def test_windows_are_blended_without_steps():
 
 @given(st.integers(1, 2000), st.integers(32, 600), st.floats(0.2, 1))
 @settings(max_examples=200, deadline=None)
-def test_windows_cover_every_pixel(length, window, share):
-    stride = max(1, int(window * share))
+def test_windows_cover_every_pixel(length, window, fraction):
+    stride = max(1, int(window * fraction))
     margin = (window - stride) // 4
     weight = torch.zeros(length)
     for start, end in window_spans(length, window, stride):

@@ -130,11 +130,11 @@ def test_video_model_needs_video_task(tmp_path):
 
 
 def test_command_recognises_video_models():
-    from saccade.cli.train import takes_clips
+    from saccade.cli.train import is_video_model
 
-    assert takes_clips("video_sparseformer_nano")
-    assert not takes_clips("svit_nano")
-    assert not takes_clips("no_such_model")
+    assert is_video_model("video_sparseformer_nano")
+    assert not is_video_model("svit_nano")
+    assert not is_video_model("no_such_model")
 
 
 def test_training_clips_differ_per_epoch_and_are_reproducible():
