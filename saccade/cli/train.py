@@ -117,8 +117,10 @@ def find_recipe(name: str) -> Path:
     folders = [Path("recipes"), Path(__file__).parents[2] / "recipes", Path(sys.prefix) / "share/saccade/recipes"]
     recipes = {file.stem: file for folder in reversed(folders) for file in sorted(folder.glob("*/*.yaml"))}
     recipe_file = recipes.get(path.stem)
-    if recipe_file is not None and path.parent.parts in ((), ("recipes",), recipe_file.parent.parts[-1:], recipe_file.parent.parts[-2:]):
-        return recipe_file
+    if recipe_file is not None:
+        folders_of_file = recipe_file.parent.parts
+        if path.parent.parts in ((), ("recipes",), folders_of_file[-1:], folders_of_file[-2:]):
+            return recipe_file
     close = get_close_matches(path.stem, recipes, n=1)
     hint = f"Did you mean {close[0]}?" if close else f"Known recipes: {', '.join(sorted(recipes))}."
     raise RecipeError(f"no recipe {name}. {hint}")

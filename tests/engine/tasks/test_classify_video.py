@@ -80,11 +80,11 @@ def test_erasing_uses_one_rectangle_for_all_frames(tmp_path, monkeypatch):
     prepared = []
     prepare = ClassificationModule.prepare
 
-    def recording(self, batch):
+    def prepare_and_store(self, batch):
         prepared.append(prepare(self, batch))
         return prepared[-1]
 
-    monkeypatch.setattr(ClassificationModule, "prepare", recording)
+    monkeypatch.setattr(ClassificationModule, "prepare", prepare_and_store)
     train(recipe("augment.erase=1.0", "batch_size=32", "epochs=1"), tmp_path, progress=False)
     images, labels = prepared[0]
     still = images[labels == MOTIONS.index("still")]  # (B, 3, T, H, W)
