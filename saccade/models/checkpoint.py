@@ -105,17 +105,17 @@ def save_checkpoint(
     `state_dict` replaces `model.state_dict()` where the weights have to be gathered first.
     """
     path = Path(path)
-    about = {"format": "pt"} | dict(metadata or {})
+    entries = {"format": "pt"} | dict(metadata or {})
     name = getattr(getattr(model, "pretrained_cfg", None), "get", lambda _: None)("architecture")
     if name:
-        about.setdefault("saccade.model", name)
-        about.setdefault("saccade.num_classes", str(model.num_classes))
+        entries.setdefault("saccade.model", name)
+        entries.setdefault("saccade.num_classes", str(model.num_classes))
     tensors = {key: value.detach().cpu().contiguous() for key, value in (state_dict or model.state_dict()).items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
-        save_file(tensors, temporary, about)
+        save_file(tensors, temporary, entries)
         os.chmod(temporary, 0o644)  # mkstemp makes files private
         os.replace(temporary, path)
     finally:
@@ -208,7 +208,7 @@ def _convert(family: str, state_dict: dict[str, Tensor], model: nn.Module) -> di
 
 
 def convert_parts(state_dict: dict[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], str | None]:
-    """Convert a backbone with its head: our own layout is kept, mmsegmentation's is converted part by part."""
+    """Convert a backbone with its head: our own layout is unchanged, mmsegmentation's is converted part by part."""
     if not any(key.startswith(BACKBONE) for key in state_dict):
         raise CheckpointError(
             f"expected a backbone with its head, got {_some(state_dict)}. Load a classifier's file into the backbone "

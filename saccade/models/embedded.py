@@ -37,7 +37,7 @@ def register_tag(card: Card, tag: str, path: Path) -> None:
         raise ValueError(f"unknown model {card.name}.")
     default = get_pretrained_cfg(card.name, allow_unregistered=False)
     assert default is not None
-    about, size = card.preprocess, card.preprocess.size
+    preprocess, size = card.preprocess, card.preprocess.size
     config = replace(
         default,
         file=str(path),
@@ -45,10 +45,10 @@ def register_tag(card: Card, tag: str, path: Path) -> None:
         architecture=card.name,
         input_size=(3, size, size),
         pool_size=(max(1, size // 32),) * 2,
-        mean=about.mean,
-        std=about.std,
-        crop_pct=about.crop_pct,
-        interpolation=about.interpolation,
+        mean=preprocess.mean,
+        std=preprocess.std,
+        crop_pct=preprocess.crop_pct,
+        interpolation=preprocess.interpolation,
         num_classes=card.num_classes,
         label_names=tuple(card.names),
     )

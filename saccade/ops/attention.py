@@ -110,7 +110,7 @@ def _self_kernel(backward: bool, dim: int, num_heads: int, dtype: torch.dtype) -
     width = dim // num_heads
     step = max(16, width)  # channels of a program: several small heads, or one
     channels = next_power_of_2(step)
-    # The scores are held in registers: backward spills with fewer warps than these (ptxas, sm_90a).
+    # The scores stay in registers: backward spills with fewer warps than these (ptxas, sm_90a).
     warps = MAX_TOKENS // 16 * (2 if channels == MAX_HEAD_DIM else 1)
     return Kernel(
         _self_backward_kernel if backward else _self_forward_kernel, DIM=dim, SCALE=width**-0.5, ROWS=MAX_TOKENS,
@@ -181,6 +181,7 @@ def cross_attention_reference(query: Tensor, key_value: Tensor, num_heads: int, 
     """
     query = query.unflatten(2, (num_heads, -1)).transpose(1, 2)  # (B, heads, N, D/heads)
     key, value = key_value.unflatten(2, (2, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, M, D/heads)
+    # PaCa Eq. 1, VT Eq. 5: softmax over tokens (query @ key.T * scale) @ value
     return F.scaled_dot_product_attention(query, key, value, scale=scale).transpose(1, 2).flatten(2)
 
 
@@ -354,6 +355,7 @@ def pixel_pooling_attention_reference(query: Tensor, key_value: Tensor, num_head
     """Tokens that attend to pixels: query (B, M, D), key_value (B, N, 2 D), head by head key, value -> (B, M, D)."""
     query = query.unflatten(2, (num_heads, -1)).transpose(1, 2)  # (B, heads, M, D/heads)
     key, value = key_value.unflatten(2, (num_heads, 2, -1)).transpose(1, 2).unbind(3)  # (B, heads, N, D/heads)
+    # VT Eq. 2: softmax over pixels (query @ key.T * scale) @ value
     return F.scaled_dot_product_attention(query, key, value, scale=scale).transpose(1, 2).flatten(2)
 
 

@@ -322,8 +322,8 @@ def _folds_in_graph(
     convs, norms = _pairs(conv, norm, shortcut_layers)
     if not all(type(conv) is nn.Conv2d and _can_use_cudnn(features, conv) for conv in convs):
         return False
-    known = all(isinstance(norm, nn.BatchNorm2d | nn.Identity) and is_fixed_norm(norm) for norm in norms)
-    return known and dispatch.is_plain(*convs)
+    foldable = all(isinstance(norm, nn.BatchNorm2d | nn.Identity) and is_fixed_norm(norm) for norm in norms)
+    return foldable and dispatch.is_plain(*convs)
 
 
 def _conv_norm_act_folded(
@@ -658,7 +658,7 @@ _stem_conv = FusedOp("stem_conv", _stem_forward, _stem_gradient, _stem_setup, _s
 
 
 def _block_channels(out_channels: int) -> int:
-    """Channels of a block for the fastest convolution to so many channels (benchmarks/NOTES.md)."""
+    """Channels of a block for the fastest convolution to so many channels (docs/dev/performance.md)."""
     return 16 if out_channels % 64 == 0 else 12
 
 

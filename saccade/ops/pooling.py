@@ -297,19 +297,3 @@ def _conv_pool_relu_blocks(images: Tensor, conv: nn.Module, norm: nn.Module) -> 
     pooled = F.max_pool2d(convolve(images, conv), 3, stride=2, padding=1)
     pooled = pooled if conv.bias is None else pooled + conv.bias.to(pooled.dtype).view(-1, 1, 1)
     return norm(F.relu(pooled))
-
-
-def pixel_softmax_reference(scores: Tensor) -> Tensor:
-    """Softmax over the last axis of scores (B, M, N), in their dtype; autocast would return float32."""
-    return scores.softmax(-1, dtype=scores.dtype)
-
-
-pixel_softmax = pixel_softmax_reference
-
-
-def pool_pixels_reference(assignment: Tensor, pixels: Tensor) -> Tensor:
-    """assignment (B, M, N) @ pixels (B, N, C) -> tokens (B, M, C)."""
-    return torch.bmm(assignment, pixels)
-
-
-pool_pixels = pool_pixels_reference

@@ -78,7 +78,7 @@ class RegionAdjuster(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens (B, M, D) -> deltas (B, M, 4): shifts of the centre in region sizes, logarithms of growth factors."""
-        return self.to_delta(self.norm(tokens))
+        return self.to_delta(self.norm(tokens))  # SparseFormer Eq. 9
 
 
 class PointPlacer(nn.Module):
@@ -108,7 +108,7 @@ class PointPlacer(nn.Module):
 
     def forward(self, tokens: Tensor, regions: Tensor, deltas: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """tokens (B, M, D), regions (B, M, 4), deltas (B, M, 4) -> adjusted regions, points (B, M, P, 2)."""
-        offsets = self.to_offset(self.norm(tokens))  # Eq. 2
+        offsets = self.to_offset(self.norm(tokens))  # SparseFormer Eq. 2
         if deltas is None:
             deltas = torch.zeros_like(regions)
         return place_points(regions, deltas, offsets, self.grid, self.scale, self.eps)
@@ -159,8 +159,9 @@ class AdaptiveDecoder(nn.Module):
 
     def forward(self, tokens: Tensor, features: Tensor, points: Tensor) -> Tensor:
         """tokens (B, M, D), features (B, C, H, W), points (B, M, P, 2) -> updates of the tokens (B, M, D)."""
-        weights = linear_fixed_layout(self.to_hidden(self.norm(tokens)), self.to_weights)  # Eq. 4
-        mixed = sample_and_mix(features, points, weights, self.channel_bias, self.point_bias)  # Eqs. 5-6
+        # SparseFormer Eq. 4: channel matrix (C, C) and point matrix (P, P) of every token, (B, M, C C + P P)
+        weights = linear_fixed_layout(self.to_hidden(self.norm(tokens)), self.to_weights)
+        mixed = sample_and_mix(features, points, weights, self.channel_bias, self.point_bias)
         return self.proj(mixed.flatten(2))
 
 
