@@ -56,7 +56,7 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, A
     The layout is recognised by its keys. All names and shapes are checked before anything is written. `strict=False`
     allows tensors to be missing; the report names them.
     """
-    target = model.model if isinstance(model, FeatureGetterNet) else model
+    target: Any = model.model if isinstance(model, FeatureGetterNet) else model
     state_dict, family = read_state_dict(source), None
     if hasattr(target, "backbone"):
         state_dict, family = convert_parts(state_dict, target)
@@ -89,7 +89,7 @@ def convert_official(state_dict: Mapping[str, Any], name: str, **kwargs: Any) ->
     if not family:
         raise CheckpointError(f"expected an official state dict of {_families()}, got {_some(official)}.")
     with torch.device("meta"):  # only names and head counts are needed
-        model = create_model(name, **kwargs)
+        model: Any = create_model(name, **kwargs)
     converted = _convert(family, official, model)
     return model.adapt_checkpoint(converted)[0] if hasattr(model, "adapt_checkpoint") else converted
 
@@ -127,7 +127,7 @@ def identify(source: str | os.PathLike | Mapping[str, Any]) -> tuple[str, int]:
     state_dict, family = _recognise(read_state_dict(source))
     for name in list_models(f"*{family}*" if family else ""):
         with torch.device("meta"):
-            model = create_model(name)
+            model: Any = create_model(name)
         try:
             ours = _convert(family, state_dict, model) if family else state_dict
         except CheckpointError:
@@ -207,7 +207,7 @@ def _convert(family: str, state_dict: dict[str, Tensor], model: nn.Module) -> di
         ) from error
 
 
-def convert_parts(state_dict: dict[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], str | None]:
+def convert_parts(state_dict: dict[str, Tensor], model: Any) -> tuple[dict[str, Tensor], str | None]:
     """Convert a backbone with its head: our own layout is unchanged, mmsegmentation's is converted part by part."""
     if not any(key.startswith(BACKBONE) for key in state_dict):
         raise CheckpointError(

@@ -6,6 +6,7 @@ Without a tag, `pretrained=True` uses the first embedded tag of a model.
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from timm.models import _registry, get_pretrained_cfg, is_model
@@ -53,7 +54,7 @@ def register_tag(card: Card, tag: str, path: Path) -> None:
         label_names=tuple(card.names),
     )
     full = f"{card.name}.{tag}"
-    tags = _registry._model_default_cfgs[card.name]
+    tags: Any = _registry._model_default_cfgs[card.name]  # timm declares a PretrainedCfg, and stores a DefaultCfg
     if tag not in tags.cfgs:
         tags.tags.append(tag)
         _registry._model_with_tags[card.name].append(full)

@@ -124,7 +124,6 @@ class SparseFormerBlock(nn.Module):
         return tokens + drop_path(self.mlp(self.norm2(tokens)), drop, self.training), regions
 
 
-@register_notrace_module
 class RepeatedBlocks(nn.Module):
     """Blocks run `repeats` times with the same weights; every pass has its own drop path rate."""
 
@@ -153,6 +152,9 @@ class RepeatedBlocks(nn.Module):
         return tokens, regions
 
 
+register_notrace_module(RepeatedBlocks)  # not as a decorator, which would lose the type
+
+
 class TokenHead(nn.Module):
     """Mean over tokens, norm, linear classifier; without pooling, logits of every token."""
 
@@ -161,7 +163,7 @@ class TokenHead(nn.Module):
         choose("global_pool", global_pool, ("avg", ""))
         self.dim = dim
         self.global_pool = global_pool
-        self.norm = TokenNorm(dim)
+        self.norm: nn.Module = TokenNorm(dim)
         self.drop = nn.Dropout(drop)
         self.fc = nn.Linear(dim, num_classes) if num_classes > 0 else nn.Identity()
 
@@ -265,7 +267,7 @@ class SparseFormer(nn.Module):
                 decoder = {"static": StaticDecoder, "linear": LinearDecoder}[decoding](dim, channels, points)
             return RegionTokenizer(adjuster, placer, decoder, restrict_gradient and repeats > 0)
 
-        rates = calculate_drop_path_rates(drop_path_rate, repeats + depth)  # per pass, not per block
+        rates: Any = calculate_drop_path_rates(drop_path_rate, repeats + depth)  # per pass, not per block
         focus = [SparseFormerBlock(focus_dim, heads, mlp_ratio, tokenizer(focus_dim))] if repeats else []
         self.focus = RepeatedBlocks(focus, rates[:repeats], repeats)
         self.bridge = nn.Sequential(nn.Linear(focus_dim, cortex_dim), TokenNorm(cortex_dim))
@@ -411,7 +413,8 @@ def init_weights(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.zeros_(module.bias)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
     elif isinstance(module, RegionAdjuster | PointPlacer | AdaptiveDecoder | StaticDecoder | LocationAttention):
         module.init_weights()
 

@@ -258,7 +258,9 @@ def _announce(overload: Any, tag: Any = None) -> None:
         return
     try:
         if overload not in lowering.lowerings:
-            tag = tag or torch._library.utils.get_layout_constraint_tag(overload, with_default=True)
+            from torch._library.utils import get_layout_constraint_tag
+
+            tag = tag or get_layout_constraint_tag(overload, with_default=True)
             lowering.make_fallback(overload, layout_constraint=lowering.tag_to_layout_constraint(tag), warn=False)
     except (AttributeError, ImportError, TypeError):  # another version's: then Inductor formats its log
         return

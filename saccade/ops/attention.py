@@ -1,6 +1,6 @@
 """Multi-head attention with few tokens on one side."""
 
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,7 @@ if HAS_TRITON:
         return token[:, None], channel[None, :], mask, (row < count)[None, :]
 
     @triton.jit
+    @no_type_check
     def _self_probabilities(query, key, own, key_mask, SCALE: tl.constexpr, PRECISION: tl.constexpr):
         """Softmax over the keys of one head (M, M); channels of other heads count as zero."""
         scores = tl.dot(tl.where(own, query, 0.0).to(key.dtype), tl.trans(key), input_precision=PRECISION) * SCALE
@@ -54,6 +55,7 @@ if HAS_TRITON:
         return scores / tl.sum(scores, 1)[:, None]
 
     @jit
+    @no_type_check
     def _self_forward_kernel(
         qkv_ptr, mixed_ptr, count,
         DIM: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, STEP: tl.constexpr,
@@ -73,6 +75,7 @@ if HAS_TRITON:
         tl.store(mixed_ptr + token * DIM + channel, mixed.to(mixed_ptr.dtype.element_ty), mask=mask)
 
     @jit
+    @no_type_check
     def _self_backward_kernel(
         g_ptr, qkv_ptr, g_qkv_ptr, count,
         DIM: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, STEP: tl.constexpr,
@@ -201,6 +204,7 @@ if HAS_TRITON:
         return key, value, offset, mask
 
     @triton.jit
+    @no_type_check
     def _cross_powers(query, key, keys, K: tl.constexpr, SCALE: tl.constexpr):
         """Exponentials of the scores (Q, K), zeros beyond the keys, and one over their sums (Q, 1).
 
@@ -231,6 +235,7 @@ if HAS_TRITON:
             tl.store(mixed_ptr + offset, mixed.to(mixed_ptr.dtype.element_ty), mask=mask)
 
     @jit
+    @no_type_check
     def _cross_backward_kernel(
         g_ptr, q_ptr, kv_ptr, g_q_ptr, g_kv_ptr, queries, keys,
         HEADS: tl.constexpr, WIDTH: tl.constexpr, SCALE: tl.constexpr,
@@ -380,6 +385,7 @@ if HAS_TRITON:
         return offset, (row < count) & (lane < WIDTH)
 
     @triton.jit
+    @no_type_check
     def _few_probabilities(key, query, keys, K: tl.constexpr, SCALE: tl.constexpr):
         """Softmax over the keys (K, Q): columns sum to one, rows beyond the keys are zero."""
         scores = tl.dot(key, tl.trans(query)) * (SCALE * 1.4426950408889634)
@@ -388,6 +394,7 @@ if HAS_TRITON:
         return powers * (1 / tl.sum(powers, 0))[None, :]
 
     @jit
+    @no_type_check
     def _few_forward_kernel(
         first_ptr, second_ptr, mixed_ptr, queries, keys,
         HEADS: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, KEY_FIRST: tl.constexpr, SCALE: tl.constexpr,
@@ -409,6 +416,7 @@ if HAS_TRITON:
         tl.store(mixed_ptr + offset, mixed.to(mixed_ptr.dtype.element_ty), mask=mask)
 
     @jit
+    @no_type_check
     def _few_backward_kernel(
         g_ptr, first_ptr, second_ptr, g_first_ptr, g_second_ptr, queries, keys,
         HEADS: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, KEY_FIRST: tl.constexpr, SCALE: tl.constexpr,

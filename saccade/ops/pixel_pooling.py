@@ -1,6 +1,6 @@
 """Tokens as weighted means of pixels: the softmax over pixels, and the product of assignment and pixels."""
 
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ def pixel_softmax_reference(scores: Tensor) -> Tensor:
 if HAS_TRITON:
 
     @jit
+    @no_type_check
     def _softmax_kernel(scores_ptr, y_ptr, quads, LENGTH: tl.constexpr):
         pixel, length = tl.arange(0, LENGTH), quads * 4
         offset, mask = tl.program_id(0).to(tl.int64) * length + pixel, pixel < length

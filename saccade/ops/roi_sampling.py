@@ -4,7 +4,7 @@
 references work on images (x, y) and videos (x, y, t); the kernels on images only.
 """
 
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -438,6 +438,7 @@ def sample_and_mix_reference(
 if HAS_TRITON:
 
     @jit
+    @no_type_check
     def _mix_kernel(
         x_ptr, q_ptr, w_ptr, cb_ptr, pb_ptr, y_ptr, height, width, tokens, step,
         CHANNELS: tl.constexpr, POINTS: tl.constexpr, P: tl.constexpr, C: tl.constexpr, CHUNK: tl.constexpr,
@@ -507,6 +508,7 @@ if HAS_TRITON:
         return d.to(s.dtype)
 
     @jit
+    @no_type_check
     def _mix_backward_kernel(
         g_ptr, x_ptr, w_ptr, b_ptr, c_ptr, g_x_ptr, g_w_ptr, sums_ptr, step,
         POINTS: tl.constexpr, CHANNELS: tl.constexpr, P: tl.constexpr, C: tl.constexpr, SLICE: tl.constexpr,
@@ -557,8 +559,8 @@ def _mix_variant(backward: bool, channels: int, points: int, dtype: torch.dtype)
     compiles that to a product that reads beyond its shared memory.
     """
     exact = dtype == torch.float32
-    constants = dict(CHANNELS=channels, POINTS=points, P=_block(points), C=_block(channels))
-    constants["PRECISION"] = "ieee" if exact else "tf32"
+    tiles = dict(CHANNELS=channels, POINTS=points, P=_block(points), C=_block(channels))
+    constants: dict[str, int | str] = {**tiles, "PRECISION": "ieee" if exact else "tf32"}
     if backward:
         rows, warps = (32, 16) if exact else (64, 4)
         return Kernel(_mix_backward_kernel, **constants, SLICE=min(rows, _block(channels)), num_warps=warps)

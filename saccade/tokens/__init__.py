@@ -4,7 +4,7 @@
 |---|---|---|---|---|
 | VT | `visual_tokens` | `layers.relation` | `projector` | assignment (B, M, N) |
 | PaCa | `clusters`, once per stage | `layers.attention.CrossAttention` | the same attention | assignment (B, M, N) |
-| SViT | `super_tokens.SuperTokenizer` | `layers.attention.SelfAttention` | `super_tokens.spread` | association (B, N, 9) |
+| SViT | `super_tokens.group` | `layers.attention.SelfAttention` | `super_tokens.spread` | association (B, N, 9) |
 | SparseFormer | `regions` | `layers.attention.SelfAttention` | `locate` | regions (B, M, 4), points (B, M, P, 2) |
 
 Every tokenizer returns its tokens first and has a method `trace`, which turns the inputs and outputs of one call into a
