@@ -56,8 +56,10 @@ class SuperTokenizer(nn.Module):
 def group(
     features: Tensor, cell: int, iterations: int = 1, mask_border: bool = False, detach: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """features (B, C, H, W) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P), or empty if there
-    are no iterations."""
+    """features (B, C, H, W) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P): SViT Eqs. 5-6.
+
+    Without iterations the association is empty.
+    """
     cells = to_cells(features, cell)  # (B, rows, columns, P, C)
     tokens = cells.mean(3)  # the initial super tokens of SViT Sec. 3.2.1
     source = cells.detach() if detach else cells
