@@ -23,6 +23,8 @@ COMPUTED_BY = {
     "SViT Eq. 3": "models/svit.py: SViTBlock.forward",
     "SViT Eq. 5": "tokens/super_tokens.py: associate",
     "SViT Eq. 6": "tokens/super_tokens.py: gather",
+    "SViT Eq. 9": "models/svit.py: SuperTokenAttention.forward",
+    "SViT Eq. 10": "models/svit.py: SuperTokenAttention.forward",
     "SViT Eq. 11": "tokens/super_tokens.py: spread",
     "SparseFormer Eq. 2": "tokens/regions.py: PointPlacer.forward",
     "SparseFormer Eq. 3": "ops/roi_sampling.py: spread_points",

@@ -2,8 +2,8 @@
 
 One sampling step of SparseFormer: adjust the region (SparseFormer Eqs. 7-9), place points in it (Eqs. 2-3), sample the
 features there (Sec. 3.1), mix the samples by matrices that the token generates (Eqs. 4-6), and add the result to the
-token. It works on images (2 axes, regions x0 y0 x1 y1) and videos (3 axes, x0 y0 t0 x1 y1 t1). The arithmetic of
-Eqs. 3 and 5-8 is in `ops.roi_sampling`.
+token. It works on images (2 axes, regions x0 y0 x1 y1) and videos (3 axes, x0 y0 t0 x1 y1 t1). Eqs. 3, 5 and 6
+are computed in `ops.roi_sampling`, Eqs. 7-8 in `layers.boxes`.
 
 Regions and points are float32 at least, whatever the dtype of the tokens: in bfloat16 positions near the far side of an
 image are 1/256 apart. Tokens and features keep the dtype of the model or of autocast.
