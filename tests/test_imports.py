@@ -36,7 +36,9 @@ PACKAGES = {
     "inference": Rule("whole-model transformations: folding, casting, CUDA graphs", ("layers", "ops")),
     "benchmark": Rule("cost and speed", ("inference", "models", "tasks", "tokens.trace")),
     "engine": Rule("recipes, training, evaluation", ("benchmark", "data", "inference", "models", "tasks")),
-    "explain": Rule("recording, figures, scores", ("data", "layers", "models", "tasks", "tokens.trace")),
+    "explain": Rule(
+        "`saccade.record`, figures, scores", ("data", "layers", "models", "ops.enabled", "tasks", "tokens.trace")
+    ),
 }
 EVERYTHING = {"__init__", "cli", "web"}  # may import all packages; no package imports cli or web
 LEAVES = {"_extras", "weights"}  # import nothing of saccade; every package may import them

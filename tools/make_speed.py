@@ -57,8 +57,8 @@ the worker thread and 30 ms without (`python benchmarks/waiting.py sparseformer_
 and `saccade bench` run backward on the calling thread; in your own loop, use the line in the table.
 
 `saccade train` and `saccade bench` compile with one more option, Inductor's `combo_kernels`, which combines small
-independent operations in one launch: `torch.compile(model, **compiling("reduce-overhead"))` with `compiling` from
-`saccade.inference.compile`.
+independent operations in one launch: `torch.compile(model, **compile_options("reduce-overhead"))` with
+`compile_options` from `saccade.inference.compile`.
 
 A CUDA graph has a fixed shape: another batch size raises an error that says so; `reset()` allows a new shape.
 
@@ -76,14 +76,23 @@ training; the ceiling is a large matrix product in the same dtype on the same ma
 plot; this page shows the results in `benchmarks/results`.
 """
 
+# Commits of results that were measured with the kernels of saccade/kernels, before these moved to saccade/ops.
+BEFORE_OPS = {"27295a7", "ffda41a", "c60fb0b", "01a8657"}
+NOT_REPEATED = """
+**These tables are older than the code.** Results marked "before saccade.ops" were measured, on the dates and at the
+commits stated, with the fused kernels as they were in `saccade/kernels`. The kernels have since moved to `saccade/ops`
+and were partly rewritten, and the results have not been measured again: they describe those commits, not the current
+code. This also holds for the H200 measurements in the text above.
+"""
+
 
 def page() -> str:
-    parts = [HEADER]
-    for path in sorted(RESULTS.glob("*.json")):
-        document = json.loads(path.read_text())
+    documents = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    parts = [HEADER + NOT_REPEATED if any(map(is_before_ops, documents)) else HEADER]
+    for path, document in zip(sorted(RESULTS.glob("*.json")), documents, strict=True):
         machine = document["machine"]
         threads = "" if "nvidia" in machine["device"].lower() else f", {machine['threads']} threads"
-        parts.append(f"## {path.stem}\n")
+        parts.append(f"## {path.stem}{', before saccade.ops' if is_before_ops(document) else ''}\n")
         where = f"{machine['device']}{threads}, torch {machine['torch']}, {machine['date']}, commit {machine['commit']}"
         parts.append(f"{where}{ceilings(document)}: `{document['command']}`\n")
         rows = document["rows"]
@@ -94,6 +103,12 @@ def page() -> str:
         if path.with_suffix(".png").is_file():
             parts.append(f"![{path.stem}](../benchmarks/results/{path.stem}.png)\n")
     return "\n".join(parts).rstrip() + "\n"
+
+
+def is_before_ops(document: dict) -> bool:
+    """Whether any row was measured with the kernels before they moved to saccade.ops."""
+    commits = {document["machine"]["commit"], *(row["commit"] for row in document["rows"] if "commit" in row)}
+    return bool(commits & BEFORE_OPS)
 
 
 def commit_notes(rows: list[dict]) -> list[str]:

@@ -44,14 +44,15 @@ def fold_norms(model: nn.Module) -> int:
 def affine(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
     """Gain and shift (C,) of a norm with fixed statistics, in float64; None if they are not fixed."""
     norm = norm.bn if isinstance(norm, ListNorm) else norm
-    if not isinstance(norm, (_BatchNorm, FrozenBatchNorm2d)) or norm.running_mean is None or norm.running_var is None:
+    if not isinstance(norm, (_BatchNorm, FrozenBatchNorm2d)) or (isinstance(norm, _BatchNorm) and norm.training):
         return None
-    if isinstance(norm, _BatchNorm) and norm.training:
+    fixed: Any = norm  # the buffers of torchvision's FrozenBatchNorm2d are not declared
+    if fixed.running_mean is None or fixed.running_var is None:
         return None
-    gain = (norm.running_var.double() + norm.eps).rsqrt()
-    gain = gain if norm.weight is None else gain * norm.weight.double()
-    shift = -norm.running_mean.double() * gain
-    return gain, shift if norm.bias is None else shift + norm.bias.double()
+    gain = (fixed.running_var.double() + fixed.eps).rsqrt()
+    gain = gain if fixed.weight is None else gain * fixed.weight.double()
+    shift = -fixed.running_mean.double() * gain
+    return gain, shift if fixed.bias is None else shift + fixed.bias.double()
 
 
 class _Tracer(fx.Tracer):
@@ -214,7 +215,8 @@ def _remove(root: nn.Module, name: str, norm: nn.Module) -> bool:
     parent, _, child = name.rpartition(".")
     replacement: nn.Module = nn.Identity()
     if isinstance(norm, BatchNormAct2d):
-        replacement = nn.Sequential(norm.drop, norm.act)
+        after: Any = norm  # timm does not declare its layers
+        replacement = nn.Sequential(after.drop, after.act)
     setattr(root.get_submodule(parent), child, replacement.eval())
     return isinstance(norm, BatchNormAct2d)
 
@@ -243,6 +245,7 @@ def _replace_remaining(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if type(child) not in axes or (fixed := affine(child)) is None:
                 continue
-            like = child.running_mean
-            gain, shift = (value.to(like.dtype) for value in fixed)
+            assert isinstance(child, _BatchNorm)
+            assert child.running_mean is not None
+            gain, shift = (value.to(child.running_mean.dtype) for value in fixed)
             setattr(parent, name, ChannelAffine(gain, shift, axes[type(child)]).eval())

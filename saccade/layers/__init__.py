@@ -1,1 +1,4 @@
-"""Plain bricks, at home in any network: they know nothing of tokens or families."""
+"""Plain PyTorch modules that any network can use: attention, convolution, linear, MLP, norm, position, boxes, grid.
+
+They know nothing of tokens or families, and call `saccade.ops` without testing device, dtype or grad mode.
+"""

@@ -38,7 +38,7 @@ class CrossAttention(nn.Module):
     def forward(self, pixels: Tensor, tokens: Tensor) -> Tensor:
         """pixels (B, N, D), tokens (B, M, D) -> mixed values (B, N, D)."""
         query, key_value = self.to_query(pixels), self.to_key_value(tokens)
-        mixed = cross_attention(query, key_value, self.num_heads)  # softmax(query @ key.T / √d) @ value
+        mixed = cross_attention(query, key_value, self.num_heads)  # PaCa Eq. 1: softmax(query @ key.T / √d) @ value
         return self.proj(self.norm(mixed))
 
 

@@ -23,4 +23,6 @@ def adjust(boxes: Tensor, deltas: Tensor, limit: float = 8.0) -> Tensor:
     """
     centre, size = centre_and_size(boxes)
     shift, growth = deltas.chunk(2, dim=-1)
-    return from_centre(centre + shift * size, size * growth.clamp(-limit, limit).exp())
+    centre = centre + shift * size  # SparseFormer Eq. 7
+    size = size * growth.clamp(-limit, limit).exp()  # SparseFormer Eq. 8
+    return from_centre(centre, size)

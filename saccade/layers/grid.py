@@ -31,7 +31,7 @@ def check_images(images: Tensor, channels: int = 3) -> None:
     if images.ndim == 3 and images.shape[0] == channels:
         hint = " A single image needs a batch axis: images[None]."
     elif images.shape[-1] == channels:
-        hint = " This looks channels-last: images.movedim(-1, -3)."
+        hint = " These are channels-last: images.movedim(-1, -3)."
     raise ValueError(f"expected images of shape (B, {channels}, H, W), got {tuple(images.shape)}.{hint}")
 
 
@@ -47,5 +47,5 @@ def check_clips(clips: Tensor, channels: int = 3) -> None:
     elif clips.ndim == 5 and clips.shape[2] == channels:
         hint = " Time comes before the channels here: clips.transpose(1, 2)."
     elif clips.shape[-1] == channels:
-        hint = " This looks channels-last: clips.movedim(-1, -4)."
+        hint = " These are channels-last: clips.movedim(-1, -4)."
     raise ValueError(f"expected clips of shape (B, {channels}, T, H, W), got {tuple(clips.shape)}.{hint}")

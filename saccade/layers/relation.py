@@ -26,7 +26,7 @@ class FeedForward(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens (B, M, D) -> (B, M, D)."""
-        return tokens + self.drop_path(self.fc(F.relu(tokens)))
+        return tokens + self.drop_path(self.fc(F.relu(tokens)))  # VT Eq. 4
 
 
 class VisualTokenTransformer(nn.Module):

@@ -63,14 +63,14 @@ def readable(name: str) -> str:
 
 def preprocess_of(model: nn.Module) -> Preprocess:
     """Preprocessing from timm's configuration of a model."""
-    about: Any = getattr(model, "pretrained_cfg", None) or {}
-    shape = about.get("input_size", (3, 224, 224))
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    shape = config.get("input_size", (3, 224, 224))
     return Preprocess(
         shape[-1],
-        tuple(about.get("mean", MEAN)),
-        tuple(about.get("std", STD)),
-        about.get("crop_pct") or 1.0,
-        about.get("interpolation") or "bicubic",
+        tuple(config.get("mean", MEAN)),
+        tuple(config.get("std", STD)),
+        config.get("crop_pct") or 1.0,
+        config.get("interpolation") or "bicubic",
         shape[1] if len(shape) == 4 else 0,
     )
 
@@ -83,7 +83,7 @@ def save_model(
     **notes: str,
 ) -> None:
     """Write weights and card into one safetensors file, atomically; `notes` are further metadata."""
-    about = {
+    metadata = {
         "saccade.model": card.name,
         "saccade.num_classes": str(card.num_classes),
         "saccade.kwargs": json.dumps(card.kwargs),
@@ -92,10 +92,10 @@ def save_model(
         "saccade.task": card.task,
     }
     if card.head:
-        about |= {"saccade.head": card.head, "saccade.head_kwargs": json.dumps(card.head_kwargs)}
+        metadata |= {"saccade.head": card.head, "saccade.head_kwargs": json.dumps(card.head_kwargs)}
     if card.shorter:
-        about["saccade.shorter"] = str(card.shorter)
-    save_checkpoint(model, path, about | {f"saccade.{key}": value for key, value in notes.items()}, state_dict)
+        metadata["saccade.shorter"] = str(card.shorter)
+    save_checkpoint(model, path, metadata | {f"saccade.{key}": value for key, value in notes.items()}, state_dict)
 
 
 def open_model(path: str | os.PathLike) -> tuple[nn.Module, Card]:
@@ -130,24 +130,24 @@ def weights_file(path: str | os.PathLike) -> Path:
 def read_card(path: str | os.PathLike) -> Card:
     """The card in a file's metadata; without metadata, from the names and shapes of its tensors."""
     try:
-        about = read_metadata(path) if Path(path).suffix == ".safetensors" and Path(path).is_file() else {}
+        metadata = read_metadata(path) if Path(path).suffix == ".safetensors" and Path(path).is_file() else {}
     except SafetensorError:  # damaged: reading its tensors raises a clear error
-        about = {}
-    if "saccade.model" not in about:
+        metadata = {}
+    if "saccade.model" not in metadata:
         name, classes = identify(read_state_dict(path))
         return Card(name, classes, {}, [], Preprocess())
-    preprocess = json.loads(about.get("saccade.preprocess", "{}"))
+    preprocess = json.loads(metadata.get("saccade.preprocess", "{}"))
     for key in ("mean", "std"):
         if key in preprocess:
             preprocess[key] = tuple(preprocess[key])
     return Card(
-        about["saccade.model"],
-        int(about.get("saccade.num_classes", 1000)),
-        json.loads(about.get("saccade.kwargs", "{}")),
-        json.loads(about.get("saccade.classes", "[]")),
+        metadata["saccade.model"],
+        int(metadata.get("saccade.num_classes", 1000)),
+        json.loads(metadata.get("saccade.kwargs", "{}")),
+        json.loads(metadata.get("saccade.classes", "[]")),
         Preprocess(**preprocess),
-        about.get("saccade.task", "classification"),
-        about.get("saccade.head", ""),
-        json.loads(about.get("saccade.head_kwargs", "{}")),
-        int(about["saccade.shorter"]) if "saccade.shorter" in about else None,
+        metadata.get("saccade.task", "classification"),
+        metadata.get("saccade.head", ""),
+        json.loads(metadata.get("saccade.head_kwargs", "{}")),
+        int(metadata["saccade.shorter"]) if "saccade.shorter" in metadata else None,
     )

@@ -56,7 +56,7 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, A
     The layout is recognised by its keys. All names and shapes are checked before anything is written. `strict=False`
     allows tensors to be missing; the report names them.
     """
-    target = model.model if isinstance(model, FeatureGetterNet) else model
+    target: Any = model.model if isinstance(model, FeatureGetterNet) else model
     state_dict, family = read_state_dict(source), None
     if hasattr(target, "backbone"):
         state_dict, family = convert_parts(state_dict, target)
@@ -89,7 +89,7 @@ def convert_official(state_dict: Mapping[str, Any], name: str, **kwargs: Any) ->
     if not family:
         raise CheckpointError(f"expected an official state dict of {_families()}, got {_some(official)}.")
     with torch.device("meta"):  # only names and head counts are needed
-        model = create_model(name, **kwargs)
+        model: Any = create_model(name, **kwargs)
     converted = _convert(family, official, model)
     return model.adapt_checkpoint(converted)[0] if hasattr(model, "adapt_checkpoint") else converted
 
@@ -105,17 +105,17 @@ def save_checkpoint(
     `state_dict` replaces `model.state_dict()` where the weights have to be gathered first.
     """
     path = Path(path)
-    about = {"format": "pt"} | dict(metadata or {})
+    entries = {"format": "pt"} | dict(metadata or {})
     name = getattr(getattr(model, "pretrained_cfg", None), "get", lambda _: None)("architecture")
     if name:
-        about.setdefault("saccade.model", name)
-        about.setdefault("saccade.num_classes", str(model.num_classes))
+        entries.setdefault("saccade.model", name)
+        entries.setdefault("saccade.num_classes", str(model.num_classes))
     tensors = {key: value.detach().cpu().contiguous() for key, value in (state_dict or model.state_dict()).items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
-        save_file(tensors, temporary, about)
+        save_file(tensors, temporary, entries)
         os.chmod(temporary, 0o644)  # mkstemp makes files private
         os.replace(temporary, path)
     finally:
@@ -127,7 +127,7 @@ def identify(source: str | os.PathLike | Mapping[str, Any]) -> tuple[str, int]:
     state_dict, family = _recognise(read_state_dict(source))
     for name in list_models(f"*{family}*" if family else ""):
         with torch.device("meta"):
-            model = create_model(name)
+            model: Any = create_model(name)
         try:
             ours = _convert(family, state_dict, model) if family else state_dict
         except CheckpointError:
@@ -207,8 +207,8 @@ def _convert(family: str, state_dict: dict[str, Tensor], model: nn.Module) -> di
         ) from error
 
 
-def convert_parts(state_dict: dict[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], str | None]:
-    """Convert a backbone with its head: our own layout is kept, mmsegmentation's is converted part by part."""
+def convert_parts(state_dict: dict[str, Tensor], model: Any) -> tuple[dict[str, Tensor], str | None]:
+    """Convert a backbone with its head: our own layout is unchanged, mmsegmentation's is converted part by part."""
     if not any(key.startswith(BACKBONE) for key in state_dict):
         raise CheckpointError(
             f"expected a backbone with its head, got {_some(state_dict)}. Load a classifier's file into the backbone "

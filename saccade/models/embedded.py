@@ -6,6 +6,7 @@ Without a tag, `pretrained=True` uses the first embedded tag of a model.
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from timm.models import _registry, get_pretrained_cfg, is_model
@@ -37,7 +38,7 @@ def register_tag(card: Card, tag: str, path: Path) -> None:
         raise ValueError(f"unknown model {card.name}.")
     default = get_pretrained_cfg(card.name, allow_unregistered=False)
     assert default is not None
-    about, size = card.preprocess, card.preprocess.size
+    preprocess, size = card.preprocess, card.preprocess.size
     config = replace(
         default,
         file=str(path),
@@ -45,15 +46,15 @@ def register_tag(card: Card, tag: str, path: Path) -> None:
         architecture=card.name,
         input_size=(3, size, size),
         pool_size=(max(1, size // 32),) * 2,
-        mean=about.mean,
-        std=about.std,
-        crop_pct=about.crop_pct,
-        interpolation=about.interpolation,
+        mean=preprocess.mean,
+        std=preprocess.std,
+        crop_pct=preprocess.crop_pct,
+        interpolation=preprocess.interpolation,
         num_classes=card.num_classes,
         label_names=tuple(card.names),
     )
     full = f"{card.name}.{tag}"
-    tags = _registry._model_default_cfgs[card.name]
+    tags: Any = _registry._model_default_cfgs[card.name]  # timm declares a PretrainedCfg, and stores a DefaultCfg
     if tag not in tags.cfgs:
         tags.tags.append(tag)
         _registry._model_with_tags[card.name].append(full)

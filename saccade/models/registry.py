@@ -65,13 +65,13 @@ def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model
             kwargs["pretrained_cfg"] = embedded_tag(name)
         _check_weights_exist(name, kwargs)
     out_indices = kwargs.pop("out_indices", (0, 1, 2, 3))
-    known = timm.models.get_pretrained_cfg(name)
-    clip = known.input_size if known is not None and len(known.input_size) == 4 else None
+    registered: Any = timm.models.get_pretrained_cfg(name)  # declared with three sizes; a clip has four
+    clip = registered.input_size if registered is not None and len(registered.input_size) == 4 else None
     if clip:  # timm's builder only supports images: it gets the size of one frame, replaced below
         overlay = {"input_size": (clip[0], *clip[2:])} | (kwargs.get("pretrained_cfg_overlay") or {})
         kwargs["pretrained_cfg_overlay"] = overlay
     kwargs.setdefault("pretrained_filter_fn", _adapt_pretrained)
-    model = build_model_with_cfg(
+    model: Any = build_model_with_cfg(
         cls, name, pretrained, feature_cfg={"out_indices": out_indices, "feature_cls": "getter"}, **kwargs
     )
     if clip:
@@ -80,7 +80,7 @@ def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model
     return model
 
 
-def _adapt_pretrained(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def _adapt_pretrained(state_dict: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
     """Pretrained weights for a model with other options; tensors of another shape keep their initial values."""
     if not hasattr(model, "adapt_checkpoint"):
         return state_dict
@@ -99,8 +99,8 @@ def _check_weights_exist(name: str, kwargs: dict[str, Any]) -> None:
     overlay = kwargs.get("pretrained_cfg_overlay") or {}
     given = kwargs.get("pretrained_cfg")
     tag = given if isinstance(given, str) else ""
-    known = timm.models.get_pretrained_cfg(f"{name}.{tag}" if tag else name, allow_unregistered=True)
-    has_weights = getattr(given, "has_weights", False) or (known is not None and known.has_weights)
+    registered = timm.models.get_pretrained_cfg(f"{name}.{tag}" if tag else name, allow_unregistered=True)
+    has_weights = getattr(given, "has_weights", False) or (registered is not None and registered.has_weights)
     if has_weights or overlay or isinstance(given, dict):
         return
     family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]

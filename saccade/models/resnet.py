@@ -4,13 +4,15 @@ The ReLUs are part of the operations: timm's modules `act1` to `act3` are not ca
 """
 
 from timm.models.resnet import BasicBlock, Bottleneck
-from torch import Tensor
+from torch import Tensor, nn
 
 from saccade import ops
 
 
 class FusedBottleneck(Bottleneck):
     """1x1, 3x3, 1x1 convolutions and the shortcut."""
+
+    downsample: nn.Sequential | None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C', H', W')."""
@@ -21,6 +23,8 @@ class FusedBottleneck(Bottleneck):
 
 class FusedBasicBlock(BasicBlock):
     """Two 3x3 convolutions and the shortcut."""
+
+    downsample: nn.Sequential | None
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C', H', W')."""

@@ -76,7 +76,7 @@ class PixelNorm(nn.Module):
 
 
 class EarlyConv(nn.Module):
-    """A ResNet's stem without norm: 7x7 convolution of stride 2, 3x3 max pooling of stride 2, ReLU (Sec. 3.2).
+    """A ResNet's stem without norm: 7x7 convolution of stride 2, 3x3 max pooling, ReLU (SparseFormer Sec. 3.2).
 
     Pooling before ReLU is the same function at a quarter of the work.
     """
@@ -92,7 +92,7 @@ class EarlyConv(nn.Module):
 
 
 class PatchConv(nn.Module):
-    """Patch embedding of a ViT/8, zero-padded to whole patches (Table 3d)."""
+    """Patch embedding of a ViT/8, zero-padded to complete patches (SparseFormer Table 3d)."""
 
     def __init__(self, in_chans: int, dim: int, norm: nn.Module):
         super().__init__()
@@ -105,7 +105,7 @@ class PatchConv(nn.Module):
 
 
 class SparseFormerBlock(nn.Module):
-    """Pre-norm residual block: self-attention, region sampling where there is a tokenizer, feed-forward (Sec. 3.2)."""
+    """Pre-norm residual block: self-attention, sampling if there is a tokenizer, MLP (SparseFormer Sec. 3.2)."""
 
     def __init__(self, dim: int, num_heads: int, mlp_ratio: float, tokenizer: nn.Module | None = None):
         super().__init__()
@@ -123,7 +123,6 @@ class SparseFormerBlock(nn.Module):
         return tokens + drop_path(self.mlp(self.norm2(tokens)), drop, self.training), regions
 
 
-@register_notrace_module
 class RepeatedBlocks(nn.Module):
     """Blocks run `repeats` times with the same weights; every pass has its own drop path rate."""
 
@@ -152,6 +151,9 @@ class RepeatedBlocks(nn.Module):
         return tokens, regions
 
 
+register_notrace_module(RepeatedBlocks)  # not as a decorator, which would lose the type
+
+
 class TokenHead(nn.Module):
     """Mean over tokens, norm, linear classifier; without pooling, logits of every token."""
 
@@ -160,7 +162,7 @@ class TokenHead(nn.Module):
         choose("global_pool", global_pool, ("avg", ""))
         self.dim = dim
         self.global_pool = global_pool
-        self.norm = TokenNorm(dim)
+        self.norm: nn.Module = TokenNorm(dim)
         self.drop = nn.Dropout(drop)
         self.fc = nn.Linear(dim, num_classes) if num_classes > 0 else nn.Identity()
 
@@ -189,7 +191,7 @@ class SparseFormer(nn.Module):
         heads: attention heads, at both widths.
         points: samples per token and sampling step.
         channels: width of the sampled features (that of the image for "rgb").
-        image_features: "early_conv" (stride 4), "vit8" (8x8 patches) or "rgb" (the image itself) (Table 3d).
+        image_features: "early_conv" (stride 4), "vit8" (8x8 patches) or "rgb" (the image itself), see Table 3d.
         decoding: "adaptive", "static" or "linear" (Table 3e).
         region_init: "half", "cell" or "whole" sides of the first regions (Table 9).
         restrict_gradient: clamp the gradient of sampling points, see `RegionTokenizer` and `set_loss_scale`.
@@ -264,7 +266,7 @@ class SparseFormer(nn.Module):
                 decoder = {"static": StaticDecoder, "linear": LinearDecoder}[decoding](dim, channels, points)
             return RegionTokenizer(adjuster, placer, decoder, restrict_gradient and repeats > 0)
 
-        rates = calculate_drop_path_rates(drop_path_rate, repeats + depth)  # per pass, not per block
+        rates: Any = calculate_drop_path_rates(drop_path_rate, repeats + depth)  # per pass, not per block
         focus = [SparseFormerBlock(focus_dim, heads, mlp_ratio, tokenizer(focus_dim))] if repeats else []
         self.focus = RepeatedBlocks(focus, rates[:repeats], repeats)
         self.bridge = nn.Sequential(nn.Linear(focus_dim, cortex_dim), TokenNorm(cortex_dim))
@@ -306,7 +308,7 @@ class SparseFormer(nn.Module):
         self.head.reset(num_classes, global_pool)
 
     def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Load all but embeddings and regions where the number of tokens differs (Sec. 4.1, more tokens)."""
+        """Load all but embeddings and regions where the number of tokens differs (SparseFormer Sec. 4.1)."""
         new: dict[str, str] = {}
         theirs = len(state_dict["embeddings"]) if "embeddings" in state_dict else len(self.embeddings)
         if theirs != len(self.embeddings):
@@ -330,9 +332,9 @@ class SparseFormer(nn.Module):
         """Images (B, 3, H, W) -> the last tokens (B, M, D), and intermediates in one of two forms.
 
         "NLC": the tokens (B, M, D) after every pass, `repeats` of the focusing, `depth` of the cortex transformer.
-        "NCHW": the last tokens put back onto the grid at strides 4, 8, 16 and 32 (Appendix A.2): blended by location
-        (see `tokens.locate`) at stride 4, then average-pooled. `norm` has no effect, as the norm follows the mean over
-        tokens; nor has `stop_early`, as all features come from the last tokens.
+        "NCHW": the last tokens put back onto the grid at strides 4, 8, 16 and 32 (SparseFormer Appendix A.2): by
+        location (see `tokens.locate`) at stride 4, then average-pooled. `norm` has no effect, as the norm follows the
+        mean over tokens; nor has `stop_early`, as all features come from the last tokens.
         """
         choose("output_fmt", output_fmt, ("NCHW", "NLC"))
         passes: list[Tensor] = []
@@ -410,7 +412,8 @@ def init_weights(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.zeros_(module.bias)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
     elif isinstance(module, RegionAdjuster | PointPlacer | AdaptiveDecoder | StaticDecoder | LocationAttention):
         module.init_weights()
 

@@ -82,8 +82,10 @@ class SuperTokenAttention(nn.Module):
         """features (B, C, H, W), bias (heads, M, M) of the scores -> features (B, C, H, W)."""
         tokens, association = self.tokenizer(features)  # group, SViT Eqs. 5-6
         rows, columns = tokens.shape[1], tokens.shape[2]
-        tokens = self.attention(tokens.flatten(1, 2), bias).unflatten(1, (rows, columns))  # relate, SViT Eqs. 9-10
-        return spread(tokens, association, self.tokenizer.cell, features.shape[2], features.shape[3])  # put back
+        # relate, SViT Eq. 9 and SViT Eq. 10: softmax(q(S) k(S)ᵀ / √d) v(S)
+        tokens = self.attention(tokens.flatten(1, 2), bias).unflatten(1, (rows, columns))
+        # put back, SViT Eq. 11
+        return spread(tokens, association, self.tokenizer.cell, features.shape[2], features.shape[3])
 
 
 class RelativeBias(nn.Module):

@@ -65,8 +65,8 @@ class VideoSparseFormer(SparseFormer):
             theirs, ours = inflated.get(key), self.state_dict().get(key)
             if theirs is not None and ours is not None and len(theirs) != len(ours):
                 new[key] = f"{len(ours)} classes, the image model has {len(theirs)}"
-        kept, no_place = super().adapt_checkpoint({k: v for k, v in inflated.items() if k not in new})
-        return kept, new | no_place, {key: how for key, how in changed.items() if key in kept}
+        adapted, no_place = super().adapt_checkpoint({k: v for k, v in inflated.items() if k not in new})
+        return adapted, new | no_place, {key: how for key, how in changed.items() if key in adapted}
 
     def forward_intermediates(
         self,

@@ -71,7 +71,6 @@ class VTBlock(nn.Module):
         return features, tokens
 
 
-@register_notrace_module
 class VTStage(nn.Module):
     """VT modules in place of a ResNet's last stage."""
 
@@ -92,6 +91,9 @@ class VTStage(nn.Module):
                 features, tokens = block(features, tokens)
         assert tokens is not None  # there is at least one module
         return features, tokens
+
+
+register_notrace_module(VTStage)  # not as a decorator, which would lose the type
 
 
 class VT(nn.Module):
@@ -159,14 +161,27 @@ class VT(nn.Module):
         rates = [drop_path_rate * i / (num_blocks - 1) for i in range(num_blocks)]
         backbone = _resnet_stages(block, layers, widths, stem, in_chans, rates[sum(layers) - 1])
         self.conv1, self.bn1, self.act1, self.maxpool = backbone.conv1, backbone.bn1, backbone.act1, backbone.maxpool
-        self.layer1, self.layer2, self.layer3 = backbone.layer1, backbone.layer2, backbone.layer3
+        self.layer1: nn.Module = backbone.get_submodule("layer1")
+        self.layer2: nn.Module = backbone.get_submodule("layer2")
+        self.layer3: nn.Module = backbone.get_submodule("layer3")
 
-        tokenizers = dict(tokenizer=tokenizer, recurrence=recurrence, num_tokens=num_tokens, iterations=iterations)
-        groups = dict(key_groups=key_groups, value_groups=value_groups, value_projection=value_projection)
-        dims = dict(pixel_dim=backbone.num_features, dim=dim, token_dim=token_dim, num_heads=num_heads, norm=norm)
-        projected = [projector and (i + 1 < depth or project_last) for i in range(depth)]
         blocks, last_dim = _vt_modules(
-            relations, projected, rates[sum(layers) :], **tokenizers, **groups, **dims, projector=projector
+            relations,
+            [projector and (i + 1 < depth or project_last) for i in range(depth)],
+            rates[sum(layers) :],
+            tokenizer=tokenizer,
+            recurrence=recurrence,
+            num_tokens=num_tokens,
+            iterations=iterations,
+            key_groups=key_groups,
+            value_groups=value_groups,
+            value_projection=value_projection,
+            pixel_dim=backbone.num_features,
+            dim=dim,
+            token_dim=token_dim,
+            num_heads=num_heads,
+            norm=norm,
+            projector=projector,
         )
         self.layer4: VTStage | None = VTStage(nn.MaxPool2d(3, stride=2, padding=1) if pool else nn.Identity(), blocks)
 
@@ -324,7 +339,7 @@ def _resnet_stages(
         drop_path_rate=drop_path_rate,
     )
     if stem == "small":
-        resnet.maxpool = nn.Identity()
+        setattr(resnet, "maxpool", nn.Identity())  # noqa: B010 (timm declares a pooling layer)
     return resnet
 
 

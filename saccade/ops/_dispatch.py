@@ -1,6 +1,6 @@
 """Choose the implementation of an operation.
 
-This is the only code that looks at device, dtype, memory layout, hooks, autocast, torch.compile or export. Every
+This is the only code that tests device, dtype, memory layout, hooks, autocast, torch.compile or export. Every
 operation has a reference in plain PyTorch, which specifies it and runs wherever no fused implementation applies:
 
     def group_reference(features, cell): ...                                  # the specification
@@ -30,11 +30,11 @@ from saccade.ops._launch import HAS_TRITON, is_interpreting, record_specializati
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 KERNEL_DTYPES = (torch.float32, *HALF_DTYPES)
-HAS_CUDNN = torch.version.hip is None and torch.backends.cudnn.is_available()  # Dynamo cannot trace the question
+HAS_CUDNN = torch.version.hip is None and torch.backends.cudnn.is_available()  # at import: Dynamo cannot trace the call
 P = ParamSpec("P")
 R = TypeVar("R")
 Layer = TypeVar("Layer", bound=type[nn.Module])
-# What Inductor (up to torch 2.12) does when it first meets an operator takes minutes behind a ResNet: see `_announce`.
+# What Inductor (up to torch 2.12) does when it first meets an operator takes minutes after a ResNet: see `_announce`.
 _INDUCTOR_WALKS_GRAPH = tuple(int(part) for part in torch.__version__.split(".")[:2]) <= (2, 12)
 REGISTRY: dict[str, "Op"] = {}
 _plain_layers: set[type] = {nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.Identity, nn.MaxPool2d, nn.ReLU}
@@ -125,8 +125,8 @@ def register_op(
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Decorator that makes an operation of a fused function and its reference.
 
-    supports: called with the operation's arguments; whether the fused function can take them. It is built from the
-        questions below, and comes after the switches: it need not ask whether the operation is enabled.
+    supports: called with the operation's arguments; whether the fused function supports them. It is built from the
+        predicates below, and is called only where the operation is enabled.
     """
 
     def register(run: Callable[P, R]) -> Op[P, R]:
@@ -219,7 +219,7 @@ def _autograd_function(name: str, forward: Any, gradients: Any, setup: Any, back
 
 
 def opaque_op(name: str, forward: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """A torch.library operator that Inductor calls as it is: for calls of cuBLAS and cuDNN it would take apart."""
+    """A torch.library operator that Inductor calls as it is: for calls of cuBLAS and cuDNN that it would decompose."""
     op = custom_op(f"saccade::{name}", forward, mutates_args=())
 
     def announced_fake(*inputs: Any) -> Any:
@@ -251,24 +251,26 @@ def _announce(overload: Any, tag: Any = None) -> None:
     """Register an operator with Inductor before it meets it.
 
     At the first meeting Inductor (up to torch 2.12) formats the chain of nodes that leads to the operator for its log,
-    whether that is read or not, and every residual connection doubles it: minutes behind the 13 blocks of a ResNet.
+    whether that is read or not, and every residual connection doubles it: minutes after the 13 blocks of a ResNet.
     """
     lowering = sys.modules.get("torch._inductor.lowering")
     if lowering is None or (tag is None and not _INDUCTOR_WALKS_GRAPH):
         return
     try:
         if overload not in lowering.lowerings:
-            tag = tag or torch._library.utils.get_layout_constraint_tag(overload, with_default=True)
+            from torch._library.utils import get_layout_constraint_tag
+
+            tag = tag or get_layout_constraint_tag(overload, with_default=True)
             lowering.make_fallback(overload, layout_constraint=lowering.tag_to_layout_constraint(tag), warn=False)
     except (AttributeError, ImportError, TypeError):  # another version's: then Inductor formats its log
         return
 
 
-# The questions from which `supports` functions are built.
+# Predicates from which `supports` functions are built.
 
 
 def on_gpu(*tensors: Any) -> bool:
-    """Whether Triton kernels can take these: tensors (no fx proxies) on a GPU, of a dtype the kernels support."""
+    """Whether Triton kernels support these: tensors (no fx proxies) on a GPU, of a dtype the kernels support."""
     if not HAS_TRITON:
         return False
     devices = _switch["devices"]
@@ -285,7 +287,7 @@ def can_use_cudnn(features: Tensor) -> bool:
 
 
 def on_cpu_inference(features: Any) -> bool:
-    """Whether this is eager float32 inference on a CPU, with no autocast, tracer or dispatch mode at work."""
+    """Whether this is eager float32 inference on a CPU, without autocast, tracing or a dispatch mode."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or not isinstance(features, Tensor):
         return False
     if features.device.type != "cpu" or features.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
@@ -310,7 +312,7 @@ def same_half_dtype(*tensors: Tensor) -> bool:
 
 
 def is_training() -> bool:
-    """Whether autograd records: kernels without a backward are not for now."""
+    """Whether autograd records the graph; kernels without a backward must not run then."""
     return torch.is_grad_enabled()
 
 
@@ -319,7 +321,7 @@ def is_compiling() -> bool:
 
 
 def is_exporting() -> bool:
-    """Whether torch.export traces; the flag itself, since `is_exporting()` of torch 2.11 is true for any compiler."""
+    """Whether torch.export traces. Reads the flag: `is_exporting()` of torch 2.11 is also true for torch.compile."""
     return bool(getattr(torch.compiler, "_is_exporting_flag", False)) and torch.compiler.is_compiling()
 
 
@@ -335,7 +337,7 @@ def eager_autocast() -> tuple[str, torch.dtype] | None:
 
 
 def needs_grad(*tensors: Any) -> bool:
-    """Whether autograd will ask for the gradient of one of these."""
+    """Whether autograd will compute the gradient of one of these."""
     if torch.is_grad_enabled():
         for tensor in tensors:
             if isinstance(tensor, Tensor) and tensor.requires_grad:
@@ -349,7 +351,7 @@ def needs_determinism() -> bool:
 
 
 def has_hooks(*modules: nn.Module) -> bool:
-    """Whether one of these has hooks, and must therefore be called itself."""
+    """Whether one of these modules has hooks, and must therefore be called itself."""
     for module in modules:  # noqa: SIM110 (a generator costs twice the time)
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
             return True
@@ -363,7 +365,7 @@ def plain_layer(cls: Layer) -> Layer:
 
 
 def is_plain(*modules: nn.Module) -> bool:
-    """Whether these are layers without hooks whose computation is known: a subclass of a user's may do more."""
+    """Whether these are plain layers without hooks; a subclass counts only if registered, since it may do more."""
     return all(type(module) in _plain_layers for module in modules) and not has_hooks(*modules)
 
 
@@ -374,7 +376,7 @@ def is_channels_last(features: Tensor) -> bool:
     return features.ndim == 2 and features.is_contiguous()
 
 
-# Casts and layouts, without asking the dispatcher where nothing is to do.
+# Casts and layouts that skip PyTorch's dispatcher where there is nothing to do.
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

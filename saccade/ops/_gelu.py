@@ -5,6 +5,8 @@ the tanh form is used, as x times a sigmoid in 7 instructions: at most 5e-4 from
 dtype is 2e-3 and more. Seven if exponential and reciprocal are the hardware's own, which flush numbers below 1e-38.
 """
 
+from typing import no_type_check
+
 import torch
 
 from saccade.ops._launch import HAS_TRITON
@@ -40,6 +42,7 @@ if HAS_TRITON:
             )
 
     @triton.jit
+    @no_type_check
     def _gelu_gate(x):
         """The sigmoid whose product with x is the tanh form of GELU."""
         return _reciprocal(1 + _exp2(x * (-2.3022081985 - 0.1029432397 * x * x)))
@@ -53,6 +56,7 @@ if HAS_TRITON:
         return y
 
     @triton.jit
+    @no_type_check
     def gelu_derivative(x, EXACT: tl.constexpr):
         if EXACT:
             density = tl.math.exp(-0.5 * x * x) * 0.3989422804014327

@@ -64,7 +64,11 @@ def is_interpreting() -> bool:
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """`triton.jit` for kernels that are launched from Python: no specialisation on sizes."""
+    """`triton.jit` for kernels that are launched from Python: no specialisation on sizes.
+
+    Kernels that pyright cannot check (Triton declares neither indexing of tiles nor loops over `static_range`) have
+    the decorator `no_type_check` below this one; it does nothing at run time.
+    """
     sizes = [
         name
         for name, parameter in inspect.signature(function).parameters.items()
@@ -72,7 +76,8 @@ def jit(function: Callable[..., Any]) -> Any:
     ]
     if function.__name__ in KERNELS:
         raise ValueError(f"two kernels are named {function.__name__}: rename one, specialisations are told by name.")
-    KERNELS[function.__name__] = kernel = triton.jit(function, do_not_specialize=sizes)
+    decorate: Any = triton.jit  # whose overloads do not admit the keyword together with a function
+    KERNELS[function.__name__] = kernel = decorate(function, do_not_specialize=sizes)
     return kernel
 
 

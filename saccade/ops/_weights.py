@@ -1,11 +1,11 @@
 """Weights in the dtype or the layout that inference reads.
 
 Casts: under autocast PyTorch casts every weight and bias by itself, at every call: 200 of the 431 launches of an eager
-pass of PaCa-S, in which the GPU waits for the CPU. `install_weight_cast` lets a model cast all of them by one
+pass of PaCa-S, which is limited by launches. `install_weight_cast` lets a model cast all of them by one
 `_foreach_copy_` before an eager pass (launches per pass on an H200: PaCa-S 431 -> 239, SViT-S 445 -> 286,
-SparseFormer-T 276 -> 183, VT-R50 260 -> 202). They are cast anew for every pass, however the weights have changed.
+SparseFormer-T 276 -> 183, VT-R50 260 -> 202). Every pass casts again, so no change of the weights is missed.
 
-Layouts: `cached_layout` keeps what kernels derive from weights that `freeze_weights` has marked.
+Layouts: `cached_layout` caches what kernels derive from weights that `freeze_weights` has marked.
 """
 
 import threading
@@ -53,7 +53,7 @@ _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # frozen weight -
 
 
 def cast_weight(weight: Tensor | None) -> Any:
-    """The weight as cast for the pass under way; the weight itself where there is none, and in training."""
+    """The cast of a weight for the current forward pass; the weight itself without a cast, and in training."""
     if dispatch.is_compiling() or dispatch.is_training():
         return weight
     return _pass.casts.get(weight, weight)
@@ -68,7 +68,7 @@ def cast_weights(weight: Tensor, bias: Tensor | None) -> Any:
 
 
 def has_casts() -> bool:
-    """Whether the weights of a model have been cast for the pass under way."""
+    """Whether the weights of a model have been cast for the current forward pass."""
     return not dispatch.is_compiling() and not dispatch.is_training() and bool(_pass.casts)
 
 
@@ -108,22 +108,22 @@ class _DropCasts:
 
 
 def install_weight_cast(model: nn.Module) -> None:
-    """Let `model` cast its weights together before each eager inference pass under autocast on a GPU."""
+    """Let `model` cast all its weights in one call before each eager inference pass under autocast on a GPU."""
     before, after = _CastWeights(), _DropCasts()
     before.handle = model.register_forward_pre_hook(before)
     after.handle = model.register_forward_hook(after, always_call=True)
 
 
 def _cast_weights_of(model: nn.Module, kind: str) -> Iterator[Tensor]:
-    """Weights and biases for which layers ask `cast_weight`, each once: plain parameters on this kind of device."""
-    seen = set()
+    """Weights and biases that layers read through `cast_weight`, each once: plain parameters on this kind of device."""
+    yielded = set()
     for module in model.modules():
         grouped = isinstance(module, nn.Conv2d) and module.groups > 1  # their kernels read float32 weights
         if grouped or not (isinstance(module, nn.Linear | nn.Conv2d) or getattr(module, "cast_weights", False)):
             continue
         for weight in module.parameters(recurse=False):
-            if weight not in seen and type(weight) is nn.Parameter and weight.device.type == kind:
-                seen.add(weight)
+            if weight not in yielded and type(weight) is nn.Parameter and weight.device.type == kind:
+                yielded.add(weight)
                 yield weight
 
 

@@ -1,6 +1,6 @@
 """Multi-head attention with few tokens on one side."""
 
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,7 @@ if HAS_TRITON:
         return token[:, None], channel[None, :], mask, (row < count)[None, :]
 
     @triton.jit
+    @no_type_check
     def _self_probabilities(query, key, own, key_mask, SCALE: tl.constexpr, PRECISION: tl.constexpr):
         """Softmax over the keys of one head (M, M); channels of other heads count as zero."""
         scores = tl.dot(tl.where(own, query, 0.0).to(key.dtype), tl.trans(key), input_precision=PRECISION) * SCALE
@@ -54,6 +55,7 @@ if HAS_TRITON:
         return scores / tl.sum(scores, 1)[:, None]
 
     @jit
+    @no_type_check
     def _self_forward_kernel(
         qkv_ptr, mixed_ptr, count,
         DIM: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, STEP: tl.constexpr,
@@ -73,6 +75,7 @@ if HAS_TRITON:
         tl.store(mixed_ptr + token * DIM + channel, mixed.to(mixed_ptr.dtype.element_ty), mask=mask)
 
     @jit
+    @no_type_check
     def _self_backward_kernel(
         g_ptr, qkv_ptr, g_qkv_ptr, count,
         DIM: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, STEP: tl.constexpr,
@@ -113,7 +116,7 @@ def _self_kernel(backward: bool, tokens: int, dim: int, num_heads: int, dtype: t
     width = dim // num_heads
     step = max(16, width)  # channels of a program: several small heads, or one
     channels = next_power_of_2(step)
-    # The scores are held in registers: backward spills with fewer warps than these (ptxas, sm_90a).
+    # The scores stay in registers: backward spills with fewer warps than these (ptxas, sm_90a).
     warps = tokens // 16 * (2 if channels == MAX_HEAD_DIM else 1)
     return Kernel(
         _self_backward_kernel if backward else _self_forward_kernel, DIM=dim, SCALE=width**-0.5, ROWS=tokens,
@@ -188,6 +191,7 @@ def cross_attention_reference(query: Tensor, key_value: Tensor, num_heads: int, 
     """
     query = query.unflatten(2, (num_heads, -1)).transpose(1, 2)  # (B, heads, N, D/heads)
     key, value = key_value.unflatten(2, (2, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)  # (B, heads, M, D/heads)
+    # PaCa Eq. 1, VT Eq. 5: softmax over tokens (query @ key.T * scale) @ value
     return F.scaled_dot_product_attention(query, key, value, scale=scale).transpose(1, 2).flatten(2)
 
 
@@ -207,6 +211,7 @@ if HAS_TRITON:
         return key, value, offset, mask
 
     @triton.jit
+    @no_type_check
     def _cross_powers(query, key, keys, K: tl.constexpr, SCALE: tl.constexpr):
         """Exponentials of the scores (Q, K), zeros beyond the keys, and one over their sums (Q, 1).
 
@@ -237,6 +242,7 @@ if HAS_TRITON:
             tl.store(mixed_ptr + offset, mixed.to(mixed_ptr.dtype.element_ty), mask=mask)
 
     @jit
+    @no_type_check
     def _cross_backward_kernel(
         g_ptr, q_ptr, kv_ptr, g_q_ptr, g_kv_ptr, queries, keys,
         HEADS: tl.constexpr, WIDTH: tl.constexpr, SCALE: tl.constexpr,
@@ -361,6 +367,7 @@ def pixel_pooling_attention_reference(query: Tensor, key_value: Tensor, num_head
     """Tokens that attend to pixels: query (B, M, D), key_value (B, N, 2 D), head by head key, value -> (B, M, D)."""
     query = query.unflatten(2, (num_heads, -1)).transpose(1, 2)  # (B, heads, M, D/heads)
     key, value = key_value.unflatten(2, (num_heads, 2, -1)).transpose(1, 2).unbind(3)  # (B, heads, N, D/heads)
+    # VT Eq. 2: softmax over pixels (query @ key.T * scale) @ value
     return F.scaled_dot_product_attention(query, key, value, scale=scale).transpose(1, 2).flatten(2)
 
 
@@ -385,6 +392,7 @@ if HAS_TRITON:
         return offset, (row < count) & (lane < WIDTH)
 
     @triton.jit
+    @no_type_check
     def _few_probabilities(key, query, keys, K: tl.constexpr, SCALE: tl.constexpr):
         """Softmax over the keys (K, Q): columns sum to one, rows beyond the keys are zero."""
         scores = tl.dot(key, tl.trans(query)) * (SCALE * 1.4426950408889634)
@@ -393,6 +401,7 @@ if HAS_TRITON:
         return powers * (1 / tl.sum(powers, 0))[None, :]
 
     @jit
+    @no_type_check
     def _few_forward_kernel(
         first_ptr, second_ptr, mixed_ptr, queries, keys,
         HEADS: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, KEY_FIRST: tl.constexpr, SCALE: tl.constexpr,
@@ -414,6 +423,7 @@ if HAS_TRITON:
         tl.store(mixed_ptr + offset, mixed.to(mixed_ptr.dtype.element_ty), mask=mask)
 
     @jit
+    @no_type_check
     def _few_backward_kernel(
         g_ptr, first_ptr, second_ptr, g_first_ptr, g_second_ptr, queries, keys,
         HEADS: tl.constexpr, WIDTH: tl.constexpr, VALUES: tl.constexpr, KEY_FIRST: tl.constexpr, SCALE: tl.constexpr,

@@ -9,7 +9,7 @@ For eager training, since Inductor fuses these steps itself. Running statistics 
 is an autograd.Function of its own and no torch.library operator.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,7 @@ if HAS_TRITON:
         return x
 
     @jit
+    @no_type_check
     def _sums_kernel(
         x_ptr, partial_ptr, rows, units, step,
         UNIT: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -75,6 +76,7 @@ if HAS_TRITON:
         tl.store(target + channels, tl.sum(squares, 0)[None, :], mask=valid)
 
     @jit
+    @no_type_check
     def _statistics_kernel(
         partial_ptr, x_ptr, statistics_ptr, mean_ptr, var_ptr, batches_ptr, rows, units, programs,
         UNIT: tl.constexpr, MOMENTUM: tl.constexpr, EPS: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr,
@@ -142,6 +144,7 @@ if HAS_TRITON:
         return g
 
     @jit
+    @no_type_check
     def _gradient_sums_kernel(
         g_ptr, x_ptr, y_ptr, weight_ptr, bias_ptr, statistics_ptr, partial_ptr, rows, units, step,
         UNIT: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr, GELU: tl.constexpr, ROWS: tl.constexpr,

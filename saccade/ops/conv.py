@@ -322,17 +322,19 @@ def _folds_in_graph(
     convs, norms = _pairs(conv, norm, shortcut_layers)
     if not all(type(conv) is nn.Conv2d and _can_use_cudnn(features, conv) for conv in convs):
         return False
-    known = all(isinstance(norm, nn.BatchNorm2d | nn.Identity) and is_fixed_norm(norm) for norm in norms)
-    return known and dispatch.is_plain(*convs)
+    foldable = all(isinstance(norm, nn.BatchNorm2d | nn.Identity) and is_fixed_norm(norm) for norm in norms)
+    return foldable and dispatch.is_plain(*convs)
 
 
 def _conv_norm_act_folded(
-    features: Tensor, conv: nn.Conv2d, norm: nn.Module, act: str = "", shortcut: Tensor | None = None,
-    shortcut_layers: Any = (), drop_path: nn.Module | None = None,
+    features: Tensor, conv: nn.Module, norm: nn.Module, act: str = "", shortcut: Tensor | None = None,
+    shortcut_layers: Layers = (), drop_path: nn.Module | None = None,
 ) -> Tensor:  # fmt: skip
+    assert isinstance(conv, nn.Conv2d)
     weight, bias = _fold(conv, norm, features.dtype)
     if shortcut is not None and len(shortcut_layers) > 0:
         other, other_norm = shortcut_layers
+        assert isinstance(other, nn.Conv2d)
         other_weight, other_bias = _fold(other, other_norm, features.dtype)
         shortcut = F.conv2d(shortcut, other_weight, None, other.stride, other.padding, other.dilation)
         bias = bias + other_bias
@@ -360,8 +362,9 @@ def conv_norm_act(
         shortcut, other = convolve_norm(shortcut, other_conv, other_norm)  # type: ignore[arg-type] (see _pairs)
         folded = folded and isinstance(other_norm, nn.Identity)
     if folded and act == "relu" and _folded_into_cudnn(features, conv, shortcut):
+        assert conv.bias is not None
         bias = conv.bias if other is None else conv.bias + other.bias
-        return _cudnn_conv_relu(features, conv.weight, bias, conv, shortcut)  # type: ignore[arg-type] (not None)
+        return _cudnn_conv_relu(features, conv.weight, bias, conv, shortcut)
     raw, fixed = convolve_norm(features, conv, norm)
     return epilogue(raw, None, "", fixed, shortcut, other, act == "relu")
 
@@ -518,10 +521,10 @@ def first_conv(images: Tensor, conv: nn.Module) -> Tensor:
 
 
 @first_conv.add("epilogue", lambda images, conv: is_eager_inference(images, (conv,), ()))
-def _conv_bias(features: Tensor, conv: nn.Module) -> Tensor:
-    """conv(features), the bias added by the epilogue kernel."""
+def _conv_bias(images: Tensor, conv: nn.Module) -> Tensor:
+    """conv(images), the bias added by the epilogue kernel."""
     assert isinstance(conv, nn.Conv2d)
-    return epilogue(convolve(features, conv), conv.bias)
+    return epilogue(convolve(images, conv), conv.bias)
 
 
 def _supports_first_conv_norm(images: Tensor, conv: nn.Module, norm: nn.Module, act: str = "") -> bool:
@@ -658,7 +661,7 @@ _stem_conv = FusedOp("stem_conv", _stem_forward, _stem_gradient, _stem_setup, _s
 
 
 def _block_channels(out_channels: int) -> int:
-    """Channels of a block for the fastest convolution to so many channels (benchmarks/NOTES.md)."""
+    """Channels of a block for the fastest convolution to so many channels (docs/dev/performance.md)."""
     return 16 if out_channels % 64 == 0 else 12
 
 

@@ -16,7 +16,7 @@ the same convolution with flipped taps; the gradient of the weight is cuDNN's.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -102,6 +102,7 @@ if HAS_TRITON:
         tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
 
     @jit
+    @no_type_check
     def _depthwise_kernel(
         x_ptr, weight_ptr, bias_ptr, g_ptr, y_ptr, height, width, units,
         UNIT: tl.constexpr, FLIP: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, DERIVATIVE: tl.constexpr,
@@ -183,6 +184,7 @@ if HAS_TRITON:
         return total + x3 * g3
 
     @jit
+    @no_type_check
     def _weight_gradient_kernel(
         x_ptr, g_ptr, partial_ptr, height, width, units, rows, strips,
         UNIT: tl.constexpr, PRE: tl.constexpr, FULL: tl.constexpr, SPANS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -392,6 +394,7 @@ def depthwise_gelu_reference(features: Tensor, conv: nn.Module) -> Tensor:
 if HAS_TRITON:
 
     @triton.jit
+    @no_type_check
     def _load_columns(pointer, column, width, ok, DIM: tl.constexpr, COUNT: tl.constexpr):
         """COUNT columns from this one on, zeros outside the features."""
         values = ()
@@ -402,6 +405,7 @@ if HAS_TRITON:
         return values
 
     @triton.jit
+    @no_type_check
     def _store_columns(
         y_ptr, g_ptr, sums, column, width, ok,
         FIRST: tl.constexpr, GELU: tl.constexpr, DERIVATIVE: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr,
@@ -417,6 +421,7 @@ if HAS_TRITON:
             tl.store(y_ptr + c * DIM, y.to(y_ptr.dtype.element_ty), mask=mask)
 
     @jit
+    @no_type_check
     def _wide_kernel(
         x_ptr, taps_ptr, bias_ptr, g_ptr, y_ptr, height, width, rows,
         DIM: tl.constexpr, SIDE: tl.constexpr, FLIP: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr,

@@ -8,7 +8,7 @@ and bias in one pass.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -115,6 +115,7 @@ if HAS_TRITON:
         tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
 
     @jit
+    @no_type_check
     def _norm_backward_kernel(
         g_ptr, x_ptr, weight_ptr, statistics_ptr, g_x_ptr, partial_ptr, rows, step,
         DIM: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,7 @@ def linear_reference(vectors: Tensor, weight: Tensor, bias: Tensor | None = None
 if HAS_TRITON:
 
     @jit
+    @no_type_check
     def _column_sum_kernel(x_ptr, partial_ptr, rows, CHANNELS: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
         """Sums over the rows of a program: partial (programs, C)."""
         channel = tl.program_id(1) * C + tl.arange(0, C)[None, :]

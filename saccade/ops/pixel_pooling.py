@@ -1,6 +1,6 @@
 """Tokens as weighted means of pixels: the softmax over pixels, and the product of assignment and pixels."""
 
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 from torch import Tensor
@@ -23,12 +23,13 @@ LENGTHS = (1024, 4096, 16384)  # tiles: the smallest that holds a row
 
 def pixel_softmax_reference(scores: Tensor) -> Tensor:
     """Softmax over the last axis of scores (B, M, N), in their dtype; autocast would return float32."""
-    return scores.softmax(-1, dtype=scores.dtype)
+    return scores.softmax(-1, dtype=scores.dtype)  # PaCa Eq. 3
 
 
 if HAS_TRITON:
 
     @jit
+    @no_type_check
     def _softmax_kernel(scores_ptr, y_ptr, quads, LENGTH: tl.constexpr):
         pixel, length = tl.arange(0, LENGTH), quads * 4
         offset, mask = tl.program_id(0).to(tl.int64) * length + pixel, pixel < length
@@ -104,7 +105,7 @@ MAX_ROWS, MAX_COLUMNS, DEPTH = 128, 128, 64  # of a program's tile of the produc
 
 def pool_pixels_reference(assignment: Tensor, pixels: Tensor) -> Tensor:
     """assignment (B, M, N) @ pixels (B, N, C) -> tokens (B, M, C)."""
-    return torch.bmm(assignment, pixels)
+    return torch.bmm(assignment, pixels)  # PaCa Eq. 2
 
 
 if HAS_TRITON:
@@ -118,8 +119,8 @@ if HAS_TRITON:
         """y (B, rows, columns) = a (B, rows, inner) @ b (B, inner, columns), one tile of one product per program.
 
         All are contiguous; a transposed operand has its two axes exchanged in memory. One of rows, columns and inner
-        (PIXELS_ARE) is the number of pixels, 4 quads: the factor lets the compiler read four values at once. The other
-        two are the constants SIZE and OTHER, in the order rows, columns, inner.
+        (PIXELS_ARE) is the number of pixels, 4 quads: the factor lets Triton load four values at a time. The other two
+        are the constants SIZE and OTHER, in the order rows, columns, inner.
         """
         if PIXELS_ARE == "inner":
             rows, columns, inner = SIZE, OTHER, quads * 4

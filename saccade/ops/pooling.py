@@ -6,7 +6,7 @@ and in training written once in backward: each pixel checks whether it was the m
 are four at most.
 """
 
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -58,6 +58,7 @@ def max_pool_reference(features: Tensor, pool: nn.Module) -> Tensor:
 if HAS_TRITON:
 
     @jit
+    @no_type_check
     def _pool_kernel(
         x_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, y_ptr, index_ptr, scale_ptr,
         height, width, out_height, out_width,
@@ -102,6 +103,7 @@ if HAS_TRITON:
             tl.store(index_ptr + pixel * DIM + channel, index.to(tl.uint8), mask=valid)
 
     @jit
+    @no_type_check
     def _relu_norm_gradient_kernel(
         g_ptr, y_ptr, index_ptr, scale_ptr, g_pooled_ptr, rows,
         DIM: tl.constexpr, PIXEL_NORM: tl.constexpr, PIXEL_SCALE: tl.constexpr, ROWS: tl.constexpr,
@@ -122,6 +124,7 @@ if HAS_TRITON:
         tl.store(g_pooled_ptr + offset, g.to(g_pooled_ptr.dtype.element_ty), mask=mask)
 
     @jit
+    @no_type_check
     def _unpool_kernel(
         g_ptr, index_ptr, g_x_ptr, height, width, out_height, out_width,
         DIM: tl.constexpr, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -256,11 +259,12 @@ def max_pool(features: Tensor, pool: nn.Module) -> Tensor:
 
 def _pools_in_kernel(images: Tensor, conv: nn.Module, norm: nn.Module, pool: nn.Module) -> bool:
     inference = is_eager_inference(images, (conv,), (norm,)) and _is_usual_pool(pool)
-    return inference and conv.out_channels <= MAX_CHANNELS
+    return inference and isinstance(conv, nn.Conv2d) and conv.out_channels <= MAX_CHANNELS
 
 
 @register_op("conv_norm_relu_pool", reference=conv_norm_relu_pool_reference, supports=_pools_in_kernel)
 def conv_norm_relu_pool(images: Tensor, conv: nn.Module, norm: nn.Module, pool: nn.Module) -> Tensor:
+    assert isinstance(conv, nn.Conv2d)
     raw, fixed = convolve_norm(images, conv, norm)
     return _run_pool(raw, fixed, True, None, 1.0, False)[0]
 
@@ -297,19 +301,3 @@ def _conv_pool_relu_blocks(images: Tensor, conv: nn.Module, norm: nn.Module) -> 
     pooled = F.max_pool2d(convolve(images, conv), 3, stride=2, padding=1)
     pooled = pooled if conv.bias is None else pooled + conv.bias.to(pooled.dtype).view(-1, 1, 1)
     return norm(F.relu(pooled))
-
-
-def pixel_softmax_reference(scores: Tensor) -> Tensor:
-    """Softmax over the last axis of scores (B, M, N), in their dtype; autocast would return float32."""
-    return scores.softmax(-1, dtype=scores.dtype)
-
-
-pixel_softmax = pixel_softmax_reference
-
-
-def pool_pixels_reference(assignment: Tensor, pixels: Tensor) -> Tensor:
-    """assignment (B, M, N) @ pixels (B, N, C) -> tokens (B, M, C)."""
-    return torch.bmm(assignment, pixels)
-
-
-pool_pixels = pool_pixels_reference

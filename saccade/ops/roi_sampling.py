@@ -4,7 +4,7 @@
 references work on images (x, y) and videos (x, y, t); the kernels on images only.
 """
 
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,7 @@ def spread_points(offsets: Tensor, regions: Tensor, scale: float, eps: float) ->
     centred = offsets - offsets.mean(2, keepdim=True)
     offsets = centred / (3 * (offsets.std(2, keepdim=True) + eps))
     centre, size = centre_and_size(regions)
-    return centre.unsqueeze(2) + scale * offsets * size.unsqueeze(2)
+    return centre.unsqueeze(2) + scale * offsets * size.unsqueeze(2)  # SparseFormer Eq. 3
 
 
 def place_points_reference(
@@ -151,12 +151,12 @@ def _place_gradients(
     regions, deltas, offsets = regions.contiguous(), deltas.contiguous(), offsets.contiguous()
     tokens = regions.shape[0] * regions.shape[1]
     programs = min(PROGRAMS, tokens)
-    found = torch.empty_like(regions), torch.empty_like(deltas), torch.empty_like(offsets)
+    results = torch.empty_like(regions), torch.empty_like(deltas), torch.empty_like(offsets)
     partial = torch.empty(programs, grid.numel(), dtype=torch.float32, device=grid.device)
     kernel = _place_variant(True, grid.numel() // 2, scale, eps)
     inputs = g_regions.contiguous(), g_points.contiguous(), regions, deltas, offsets, grid.contiguous()
-    kernel((programs, 2), *inputs, *found, partial, tokens)
-    return *found, partial.sum(0).to(grid.dtype)
+    kernel((programs, 2), *inputs, *results, partial, tokens)
+    return *results, partial.sum(0).to(grid.dtype)
 
 
 def _place_setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -429,14 +429,16 @@ def sample_and_mix_reference(
     channel_matrix = matrices[0].unflatten(1, (channels, channels))  # (B M, C, C)
     point_matrix = matrices[1].unflatten(1, (num_points, num_points))  # (B M, P, P)
     mixed = sample(features, points).flatten(0, 1)  # (B M, P, C)
-    mixed = F.gelu(torch.baddbmm(channel_bias.to(mixed.dtype), mixed, channel_matrix))  # Eq. 5
-    mixed = F.gelu(torch.baddbmm(point_bias.to(mixed.dtype).unsqueeze(1), point_matrix, mixed))  # Eq. 6
+    mixed = F.gelu(torch.baddbmm(channel_bias.to(mixed.dtype), mixed, channel_matrix))  # SparseFormer Eq. 5
+    # SparseFormer Eq. 6
+    mixed = F.gelu(torch.baddbmm(point_bias.to(mixed.dtype).unsqueeze(1), point_matrix, mixed))
     return mixed.unflatten(0, weights.shape[:2])
 
 
 if HAS_TRITON:
 
     @jit
+    @no_type_check
     def _mix_kernel(
         x_ptr, q_ptr, w_ptr, cb_ptr, pb_ptr, y_ptr, height, width, tokens, step,
         CHANNELS: tl.constexpr, POINTS: tl.constexpr, P: tl.constexpr, C: tl.constexpr, CHUNK: tl.constexpr,
@@ -445,7 +447,7 @@ if HAS_TRITON:
         """One token: y = gelu(S gelu(x M + b) + c); `step` elements from one token's matrices to the next one's.
 
         A chunk of points at a time is sampled, mixed over its channels, and added to what every point gets from it:
-        so few registers are held that several tokens run at once on a multiprocessor.
+        this needs so few registers that several tokens run concurrently on a multiprocessor.
         """
         EXACT: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
         token = tl.program_id(0)
@@ -506,6 +508,7 @@ if HAS_TRITON:
         return d.to(s.dtype)
 
     @jit
+    @no_type_check
     def _mix_backward_kernel(
         g_ptr, x_ptr, w_ptr, b_ptr, c_ptr, g_x_ptr, g_w_ptr, sums_ptr, step,
         POINTS: tl.constexpr, CHANNELS: tl.constexpr, P: tl.constexpr, C: tl.constexpr, SLICE: tl.constexpr,
@@ -556,8 +559,8 @@ def _mix_variant(backward: bool, channels: int, points: int, dtype: torch.dtype)
     compiles that to a product that reads beyond its shared memory.
     """
     exact = dtype == torch.float32
-    constants = dict(CHANNELS=channels, POINTS=points, P=_block(points), C=_block(channels))
-    constants["PRECISION"] = "ieee" if exact else "tf32"
+    tiles = dict(CHANNELS=channels, POINTS=points, P=_block(points), C=_block(channels))
+    constants: dict[str, int | str] = {**tiles, "PRECISION": "ieee" if exact else "tf32"}
     if backward:
         rows, warps = (32, 16) if exact else (64, 4)
         return Kernel(_mix_backward_kernel, **constants, SLICE=min(rows, _block(channels)), num_warps=warps)

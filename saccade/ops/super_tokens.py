@@ -9,7 +9,7 @@ With the association a constant, grouping and spreading are each other's gradien
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 from torch import Tensor
@@ -82,6 +82,7 @@ if HAS_TRITON:
         return ((image.to(tl.int64) * rows + y) * columns + x) * 9 + i, valid
 
     @jit
+    @no_type_check
     def _cell_mean_kernel(
         x_ptr, means_ptr, height, width, rows, columns,
         DIM: tl.constexpr, CELL: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
@@ -93,6 +94,7 @@ if HAS_TRITON:
         tl.store(target, mean.to(means_ptr.dtype.element_ty), mask=channel < DIM)
 
     @jit
+    @no_type_check
     def _associate_kernel(
         x_ptr, means_ptr, association_ptr, parts_ptr, weights_ptr, height, width, rows, columns,
         DIM: tl.constexpr, CELL: tl.constexpr, SCALE: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
@@ -125,6 +127,7 @@ if HAS_TRITON:
         _store_parts(parts_ptr, association, _load_pixels(x_ptr, pixel, mask, DIM, C), DIM, C, PRECISION)
 
     @jit
+    @no_type_check
     def _mean_kernel(
         parts_ptr, weights_ptr, tokens_ptr, weight_ptr, rows, columns,
         DIM: tl.constexpr, EPSILON: tl.constexpr, C: tl.constexpr,
@@ -142,6 +145,7 @@ if HAS_TRITON:
         tl.store(target, (total / weight).to(tokens_ptr.dtype.element_ty), mask=channel < DIM)
 
     @jit
+    @no_type_check
     def _sum_kernel(parts_ptr, total_ptr, rows, columns, DIM: tl.constexpr, C: tl.constexpr):
         """Sum of what nine cells contributed to this token."""
         channel = tl.arange(0, C)

@@ -1,10 +1,12 @@
-"""The heart: pixels to tokens and back, one mechanism per file.
+"""Pixels to tokens and back, one mechanism per file, with the papers' equations in plain PyTorch.
 
-| family | group | relate | put back | link it reports |
+| family | group | relate | put back | link |
 |---|---|---|---|---|
-| VT | filter, recurrent, pooling or cluster tokenizer | transformer on tokens | projector | assignment (B, M, N) |
-| PaCa | learned assignment, once a stage | pixels attend to tokens, which puts back too | same step | assignment |
-| SViT | super token sampling | self-attention on tokens | the same association | association (B, N, 9) |
-| SparseFormer | region, points, samples, adaptive decoding | focusing, then cortex transformer | dense map attends to \
-tokens by location | regions (B, M, 4) |
+| VT | `visual_tokens` | `layers.relation` | `projector` | assignment (B, M, N) |
+| PaCa | `clusters`, once per stage | `layers.attention.CrossAttention` | the same attention | assignment (B, M, N) |
+| SViT | `super_tokens.group` | `layers.attention.SelfAttention` | `super_tokens.spread` | association (B, N, 9) |
+| SparseFormer | `regions` | `layers.attention.SelfAttention` | `locate` | regions (B, M, 4), points (B, M, P, 2) |
+
+Every tokenizer returns its tokens first and has a method `trace`, which turns the inputs and outputs of one call into a
+tuple of `trace`. `saccade.record` calls it through hooks.
 """

@@ -2,8 +2,8 @@
 
 One sampling step of SparseFormer: adjust the region (SparseFormer Eqs. 7-9), place points in it (Eqs. 2-3), sample the
 features there (Sec. 3.1), mix the samples by matrices that the token generates (Eqs. 4-6), and add the result to the
-token. It works on images (2 axes, regions x0 y0 x1 y1) and videos (3 axes, x0 y0 t0 x1 y1 t1). The arithmetic of
-Eqs. 3 and 5-8 is in `ops.roi_sampling`.
+token. It works on images (2 axes, regions x0 y0 x1 y1) and videos (3 axes, x0 y0 t0 x1 y1 t1). Eqs. 3, 5 and 6
+are computed in `ops.roi_sampling`, Eqs. 7-8 in `layers.boxes`.
 
 Regions and points are float32 at least, whatever the dtype of the tokens: in bfloat16 positions near the far side of an
 image are 1/256 apart. Tokens and features keep the dtype of the model or of autocast.
@@ -78,7 +78,7 @@ class RegionAdjuster(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens (B, M, D) -> deltas (B, M, 4): shifts of the centre in region sizes, logarithms of growth factors."""
-        return self.to_delta(self.norm(tokens))
+        return self.to_delta(self.norm(tokens))  # SparseFormer Eq. 9
 
 
 class PointPlacer(nn.Module):
@@ -108,7 +108,7 @@ class PointPlacer(nn.Module):
 
     def forward(self, tokens: Tensor, regions: Tensor, deltas: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """tokens (B, M, D), regions (B, M, 4), deltas (B, M, 4) -> adjusted regions, points (B, M, P, 2)."""
-        offsets = self.to_offset(self.norm(tokens))  # Eq. 2
+        offsets = self.to_offset(self.norm(tokens))  # SparseFormer Eq. 2
         if deltas is None:
             deltas = torch.zeros_like(regions)
         return place_points(regions, deltas, offsets, self.grid, self.scale, self.eps)
@@ -159,8 +159,9 @@ class AdaptiveDecoder(nn.Module):
 
     def forward(self, tokens: Tensor, features: Tensor, points: Tensor) -> Tensor:
         """tokens (B, M, D), features (B, C, H, W), points (B, M, P, 2) -> updates of the tokens (B, M, D)."""
-        weights = linear_fixed_layout(self.to_hidden(self.norm(tokens)), self.to_weights)  # Eq. 4
-        mixed = sample_and_mix(features, points, weights, self.channel_bias, self.point_bias)  # Eqs. 5-6
+        # SparseFormer Eq. 4: channel matrix (C, C) and point matrix (P, P) of every token, (B, M, C C + P P)
+        weights = linear_fixed_layout(self.to_hidden(self.norm(tokens)), self.to_weights)
+        mixed = sample_and_mix(features, points, weights, self.channel_bias, self.point_bias)
         return self.proj(mixed.flatten(2))
 
 

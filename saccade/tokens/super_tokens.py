@@ -56,8 +56,10 @@ class SuperTokenizer(nn.Module):
 def group(
     features: Tensor, cell: int, iterations: int = 1, mask_border: bool = False, detach: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """features (B, C, H, W) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P), or empty if there
-    are no iterations."""
+    """features (B, C, H, W) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P): SViT Eqs. 5-6.
+
+    Without iterations the association is empty.
+    """
     cells = to_cells(features, cell)  # (B, rows, columns, P, C)
     tokens = cells.mean(3)  # the initial super tokens of SViT Sec. 3.2.1
     source = cells.detach() if detach else cells
@@ -76,12 +78,12 @@ def associate(cells: Tensor, tokens: Tensor, mask_border: bool = False) -> Tenso
     if mask_border:
         inside = neighbours(torch.ones_like(tokens[:1, :, :, :1]))  # (1, rows, columns, 9, 1)
         scores = scores.masked_fill(inside == 0, float("-inf"))
-    return scores.softmax(3).to(cells.dtype)
+    return scores.softmax(3).to(cells.dtype)  # SViT Eq. 5: softmax over tokens of X Sᵀ / √C
 
 
 def gather(cells: Tensor, association: Tensor) -> Tensor:
     """SViT Eq. 6: tokens (B, rows, columns, C) as association-weighted means of the pixels around them."""
-    total = collect(torch.matmul(association, cells))
+    total = collect(torch.matmul(association, cells))  # SViT Eq. 6: Qᵀ X, then divided by the column sums of Q
     precise = torch.promote_types(association.dtype, torch.float32)
     weight = collect(association.sum(4, keepdim=True, dtype=precise))
     return total / (weight + EPS).to(total.dtype)
@@ -97,7 +99,7 @@ def spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: i
     if association.numel() == 0:
         pixels = tokens.unsqueeze(3).expand(-1, -1, -1, cell * cell, -1)
     else:
-        pixels = torch.matmul(association.transpose(3, 4), neighbours(tokens))
+        pixels = torch.matmul(association.transpose(3, 4), neighbours(tokens))  # SViT Eq. 11: Q Attn(S)
     return from_cells(pixels, cell, height, width)
 
 

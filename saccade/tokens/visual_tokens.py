@@ -46,7 +46,7 @@ class FilterTokenizer(nn.Module):
         """features (B, C, H, W) -> tokens (B, M, D), assignment (B, M, N)."""
         pixels = to_pixels(features)
         assignment = (self.to_score(pixels) * self.scale).transpose(1, 2).softmax(-1)  # VT Eq. 1: over pixels
-        return self.to_token(torch.matmul(assignment, self.to_value(pixels))), assignment
+        return self.to_token(torch.matmul(assignment, self.to_value(pixels))), assignment  # VT Eq. 1: Aᵀ X
 
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> AssignmentTrace:
         """The assignment of one call."""

@@ -36,13 +36,13 @@ class Row(NamedTuple):
 
 
 ROWS = [
-    Row("2", "R18", "1.814", "11.7", "resnet18", reason="the baseline, timm's"),
+    Row("2", "R18", "1.814", "11.7", "resnet18", reason="timm's model"),
     Row("2", "VT-R18", "1.570", "11.7", "vt_resnet18", reason=HALF),
-    Row("2", "R34", "3.664", "21.8", "resnet34", reason="the baseline, timm's"),
+    Row("2", "R34", "3.664", "21.8", "resnet34", reason="timm's model"),
     Row("2", "VT-R34", "3.280", "21.9", "vt_resnet34", reason=HALF),
     Row(
         *("3", "R18, pooling", "1.549", "", "vt_resnet18", dict(tokenizer="pooling")),
-        reason="not explained: without filters only 0.8 M fall away, the table has 20 M less",
+        reason="not explained: without filters the cost falls by 0.8 M only, in the table by 20 M",
     ),
     Row(
         *("3", "R18, clustering", "1.579", "", "vt_resnet18", FULL | dict(tokenizer="clustering")),
@@ -83,25 +83,25 @@ ROWS = [
     Row("7", "R18, with projector", "1.569", "", "vt_resnet18", reason=HALF),
     Row(
         *("7", "R18, without", "1.498", "", "vt_resnet18", dict(projector=False)),
-        reason="nothing new to read in the map: later modules only relate",
+        reason="the features do not change: later modules only relate",
     ),
     Row("7", "R34, with projector", "3.280", "", "vt_resnet34", reason=HALF),
     Row("7", "R34, without", "3.159", "", "vt_resnet34", dict(projector=False), "later modules only relate"),
-    Row("8", "R18", "1.814", "11.7", "resnet18", reason="the baseline, timm's"),
+    Row("8", "R18", "1.814", "11.7", "resnet18", reason="timm's model"),
     Row("8", "VT-R18", "1.569", "11.7", "vt_resnet18", reason=HALF),
-    Row("8", "R34", "3.664", "21.8", "resnet34", reason="the baseline, timm's"),
+    Row("8", "R34", "3.664", "21.8", "resnet34", reason="timm's model"),
     Row(
         *("8", "VT-R34", "3.236", "19.2", "vt_resnet34", dict(relation=("transformer", "transformer", "skip"))),
         reason="Table 2's model less one of its three transformers",
     ),
-    Row("8", "R50", "4.089", "25.5", "resnet50", reason="the baseline, timm's"),
+    Row("8", "R50", "4.089", "25.5", "resnet50", reason="timm's model"),
     Row(
         *("8", "VT-R50", "3.412", "21.4", "vt_resnet50"),
-        reason="16 tokens, as the text says; the figure is that of 4",
+        reason="16 tokens, as the text says; the printed cost is that of 4",
         exception="madds",
     ),
     Row("8", "VT-R50, as printed", "3.412", "21.4", "vt_resnet50", dict(num_tokens=4), FOUR),
-    Row("8", "R101", "7.802", "44.4", "resnet101", reason="the baseline, timm's"),
+    Row("8", "R101", "7.802", "44.4", "resnet101", reason="timm's model"),
     Row("8", "VT-R101", "7.129", "41.5", "vt_resnet101", reason="16 tokens, as the text says"),
     Row(
         *("8", "VT-R101, as printed", "7.129", "41.5", "vt_resnet101", dict(num_tokens=4, value_projection=True)),
@@ -213,7 +213,7 @@ def difference(ours: float, printed: str, relative: float) -> str:
 
 
 def write() -> None:
-    """Replace what stands between the marks of docs/vt.md."""
+    """Replace what is between the marks of docs/vt.md."""
     page = PAGE.read_text()
     for name, table in (("costs", cost_table()), ("ratios", ratio_table())):
         start, end = MARK.format(name), MARK.format(f"end of {name}")

@@ -48,3 +48,10 @@ def test_rows_state_their_conditions(tmp_path, monkeypatch):
     earlier = [ROW | {"column": "eager"}, ROW | {"column": "CUDA graph", "commit": "fed"}]
     (tmp_path / "two.json").write_text(json.dumps(document | {"rows": earlier}))
     assert "Other commits: fed for CUDA graph.\n" in script.page()
+    assert "before saccade.ops" not in script.page()
+    older = document | {"machine": MACHINE | {"commit": "c60fb0b"}}
+    (tmp_path / "one.json").write_text(json.dumps(older))
+    text = script.page()
+    assert "have not been measured again" in text
+    assert "## one, before saccade.ops\n" in text
+    assert "## two\n" in text

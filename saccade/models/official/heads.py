@@ -45,7 +45,7 @@ def matches(keys: Iterable[str]) -> str | None:
 
 
 def convert(kind: str, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename keys to ours; a key without a rule is kept, and reported when it is compared with the model."""
+    """Rename keys to ours; a key without a rule is unchanged, and reported when it is compared with the model."""
     return {_rename(kind, key): _reshape(key, value) for key, value in state_dict.items()}
 
 

@@ -65,35 +65,35 @@ def _rename_teacher(key: str, coarsest: int) -> str:
     part = _TEACHER.match(key)
     if part is None:
         return key
-    kind, level, rest = part[1], int(part[2]), key[part.end() :]
+    kind, level, suffix = part[1], int(part[2]), key[part.end() :]
     if kind == "block":
-        index, _, rest = rest.partition(".")
-        return f"teacher.stages.{level - 1}.{index}.{_layer(rest, _MIXER_LAYERS)}"
+        index, _, suffix = suffix.partition(".")
+        return f"teacher.stages.{level - 1}.{index}.{_layer(suffix, _MIXER_LAYERS)}"
     if kind == "transition":
-        return f"teacher.merges.{level}.{_layer(rest, _TRANSITION_LAYERS)}"
+        return f"teacher.merges.{level}.{_layer(suffix, _TRANSITION_LAYERS)}"
     if kind == "lateral":
-        return f"teacher.pyramid.{coarsest - level}.{_layer(rest, _LATERAL_LAYERS)}"
+        return f"teacher.pyramid.{coarsest - level}.{_layer(suffix, _LATERAL_LAYERS)}"
     if kind == "fpn":
-        return f"teacher.pyramid.{coarsest - level}.refine.{_layer(rest, _MIXER_LAYERS)}"
-    return f"teacher.to_score.{level - 1}.{rest}" if kind == "to_clusters" else key
+        return f"teacher.pyramid.{coarsest - level}.refine.{_layer(suffix, _MIXER_LAYERS)}"
+    return f"teacher.to_score.{level - 1}.{suffix}" if kind == "to_clusters" else key
 
 
-def _layer(rest: str, layers: dict[str, str]) -> str:
-    number = next((number for number in layers if rest.startswith(number)), "")
-    return layers.get(number, "") + rest.removeprefix(number)
+def _layer(suffix: str, layers: dict[str, str]) -> str:
+    number = next((number for number in layers if suffix.startswith(number)), "")
+    return layers.get(number, "") + suffix.removeprefix(number)
 
 
 def _name_clusterings(named: dict[str, Tensor]) -> dict[str, Tensor]:
     """Name the numbered layers of a clustering; their number identifies the kind of clustering."""
-    numbers: dict[str, set[int]] = {}
+    layer_numbers: dict[str, set[int]] = {}
     for key in named:
-        if found := _CLUSTERING.match(key):
-            numbers.setdefault(found[1], set()).add(int(found[2] or 0))
+        if match := _CLUSTERING.match(key):
+            layer_numbers.setdefault(match[1], set()).add(int(match[2] or 0))
     ours: dict[str, Tensor] = {}
     for key, value in named.items():
-        if found := _CLUSTERING.match(key):
-            clustering, number, kind = found.groups()
-            order = sorted(numbers[clustering])
+        if match := _CLUSTERING.match(key):
+            clustering, number, kind = match.groups()
+            order = sorted(layer_numbers[clustering])
             key = f"{clustering}.{_CLUSTERING_LAYERS[len(order)][order.index(int(number or 0))]}.{kind}"
         ours[key] = value
     return ours
@@ -103,11 +103,11 @@ def _fuse(named: dict[str, Tensor]) -> dict[str, Tensor]:
     """Concatenate keys and values of the clusters, and queries with them in plain self-attention."""
     ours: dict[str, Tensor] = {}
     for key, value in named.items():
-        found = _ATTENTION.match(key)
-        if found is None:
+        match = _ATTENTION.match(key)
+        if match is None:
             ours[key] = value
             continue
-        block, part, kind = found.groups()
+        block, part, kind = match.groups()
         if f"{block}.tokenizer.norm.weight" not in named:
             layer, parts = "qkv", "qkv"
         else:

@@ -1,7 +1,8 @@
 """SparseFormer (v1) state dicts: names only, the layouts agree.
 
-The authors' library and their older files spell the head differently (`norm` and `proj`, or `head.norm`), and
-their loader ignores unknown keys. Here unknown keys are named in a warning and kept, so that strict loading fails.
+The authors' current code and their older files spell the head differently (`norm` and `proj`, or `head.norm`), and
+their loader ignores unknown keys. Here unknown keys are named in a warning and stay in the state dict, so that strict
+loading fails.
 
 Video models have the same names. Their early convolution has a time axis of 1, which is dropped: here it is a
 convolution of single frames. Boxes x1 y1 t1 x2 y2 t2 and offsets x y t have our layout; of the six deltas, the three
@@ -66,9 +67,9 @@ def _rename(key: str) -> str | None:
         if re.match(pattern, key):
             return re.sub("^" + pattern, ours, key)
     if layer := _LAYER.match(key):
-        index, rest = int(layer[1]), key[layer.end() :]
+        index, suffix = int(layer[1]), key[layer.end() :]
         block = f"cortex.blocks.{index - 2}." if index > 1 else "focus.blocks.0."
         for theirs, ours in _BLOCK.items():
-            if rest.startswith(theirs):
-                return block + ours + rest[len(theirs) :]
+            if suffix.startswith(theirs):
+                return block + ours + suffix[len(theirs) :]
     return None

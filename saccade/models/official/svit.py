@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from saccade.layers.attention import SelfAttention
+
 # The stem is one nn.Sequential of four (convolution, GELU, BatchNorm) triples.
 _STEM = re.compile(r"^patch_embed\.proj\.(\d+)\.")
 # Patch merging ends a stage there and starts the next one here.
@@ -30,7 +32,7 @@ def matches(keys: Iterable[str]) -> bool:
 
 def convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Convert the authors' names and layouts to ours. Their one-hot fold kernels are constants, and dropped."""
-    heads = {name: module.num_heads for name, module in model.named_modules() if hasattr(module, "num_heads")}
+    heads = {name: module.num_heads for name, module in model.named_modules() if isinstance(module, SelfAttention)}
     ours: dict[str, Tensor] = {}
     for key, value in state_dict.items():
         if key.endswith((".fold.weights", ".unfold.weights")):
