@@ -19,7 +19,7 @@ def tokens(seed=1):
 
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("training", [True, False])
-def test_folding_the_norm_changes_nothing_but_the_way(groups, training):
+def test_folded_linear_norm_matches_linear_norm(groups, training):
     plain, folded = slow.randomise(LinearNorm(D, 12, groups)), FoldedLinearNorm(D, 12, groups).double()
     folded.load_state_dict(plain.state_dict())
     plain.train(training)
@@ -34,8 +34,9 @@ def test_folding_the_norm_changes_nothing_but_the_way(groups, training):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.shows("VTR-01")
 @pytest.mark.parametrize("groups", [1, 3])
-def test_linear_norm_is_a_one_by_one_convolution_and_batch_norm(groups):
+def test_linear_norm_matches_convolution_and_batch_norm(groups):
     layer = slow.randomise(LinearNorm(D, 12, groups))
     slow.agree(layer(tokens()), [slow.linear_norm(image, layer) for image in tokens().tolist()])
     conv = nn.Conv1d(D, 12, 1, groups=groups, bias=False).double()
@@ -45,12 +46,12 @@ def test_linear_norm_is_a_one_by_one_convolution_and_batch_norm(groups):
     torch.testing.assert_close(layer(tokens()), found)
 
 
-def test_groups_that_do_not_divide_are_named():
+def test_grouped_linear_rejects_indivisible_groups():
     with pytest.raises(ValueError, match="divisible by groups \\(5\\)"):
         GroupedLinear(24, 12, 5)
 
 
-def test_list_norm_takes_its_statistics_over_images_and_vectors():
+def test_list_norm_statistics_are_over_images_and_vectors():
     vectors, layer = tokens(), ListNorm(D).double().train()
     found = layer(vectors)
     expected = (vectors - vectors.mean((0, 1))) / (vectors.var((0, 1), unbiased=False) + layer.bn.eps).sqrt()
@@ -65,14 +66,16 @@ def slow_transformer(vectors, layer):
     return slow.add(vectors, slow.linear_norm(slow.relu(vectors), layer.mlp.fc))
 
 
+@pytest.mark.shows("VT-17", "VTR-05", "VTR-06")
 @pytest.mark.parametrize(("heads", "key_groups", "value_groups"), [(1, 1, 1), (4, 2, 1), (4, 4, 2)])
-def test_transformer_is_its_equation(heads, key_groups, value_groups):
+def test_transformer_matches_its_formula(heads, key_groups, value_groups):
     layer = slow.randomise(VisualTokenTransformer(D, heads, key_groups, value_groups))
     slow.agree(layer(tokens()), [slow_transformer(image, layer) for image in tokens().tolist()])
 
 
+@pytest.mark.shows("VT-15", "VT-16", "VT-17")
 @pytest.mark.parametrize("scale", [False, True])
-def test_equation_transformer_is_the_letter_of_eq_3_and_4(scale):
+def test_equation_transformer_matches_eqs_3_and_4(scale):
     """T' = T + softmax_L((T K)(T Q)ᵀ) T and T'' = T' + relu(T' F1) F2 (VT-15, VT-16)."""
     layer = slow.randomise(EquationTransformer(D, 8, scale))
 
@@ -84,7 +87,8 @@ def test_equation_transformer_is_the_letter_of_eq_3_and_4(scale):
     slow.agree(layer(tokens()), [equations(image) for image in tokens().tolist()])
 
 
-def test_graph_convolution_is_its_equation():
+@pytest.mark.shows("VT-20")
+def test_graph_convolution_matches_its_formula():
     """T + relu(norm(G T W)) (VT-20)."""
     layer = slow.randomise(GraphConvolution(D, M))
 
@@ -95,14 +99,16 @@ def test_graph_convolution_is_its_equation():
     slow.agree(layer(tokens()), [equation(image) for image in tokens().tolist()])
 
 
-def test_feed_forward_is_its_equation():
+@pytest.mark.shows("VT-19")
+def test_feed_forward_matches_its_formula():
     layer = slow.randomise(FeedForward(D))
     found = [slow.add(image, slow.linear_norm(slow.relu(image), layer.fc)) for image in tokens().tolist()]
     slow.agree(layer(tokens()), found)
 
 
+@pytest.mark.shows("VT-18")
 @pytest.mark.parametrize("layer", [VisualTokenTransformer(D, 4, 2), EquationTransformer(D, 8), FeedForward(D)])
-def test_the_order_of_tokens_does_not_matter(layer):
+def test_relations_are_equivariant_to_token_order(layer):
     """VT-18: permuted tokens come out permuted. Not so in a graph, where every token has its own row."""
     slow.randomise(layer)
     order = torch.tensor([3, 1, 4, 0, 2])
@@ -118,7 +124,8 @@ def influence(layer, vectors):
     return gradient.detach()
 
 
-def test_a_transformers_weights_depend_on_the_image_and_a_graphs_do_not():
+@pytest.mark.shows("VT-21")
+def test_transformer_weights_depend_on_the_image_and_graph_weights_do_not():
     """VT-21. In the linear regime of its ReLU a graph convolution is one matrix for all images."""
     graph = slow.randomise(GraphConvolution(D, M))
     graph.fc.norm.bn.bias.data += 1e3  # far from the ReLU's kink
@@ -129,8 +136,9 @@ def test_a_transformers_weights_depend_on_the_image_and_a_graphs_do_not():
     assert (influence(transformer, tokens(1)) - influence(transformer, tokens(2))).abs().max() > 1e-2
 
 
+@pytest.mark.shows("VTR-01")
 @pytest.mark.parametrize("layer", [VisualTokenTransformer(D, 4, 2), FeedForward(D)])
-def test_a_fresh_layer_is_the_identity_and_still_learns(layer):
+def test_relation_starts_as_the_identity_and_trains(layer):
     """Gains that start at zero get a gradient in the first step, the weights before them in the second (VTR-01)."""
     layer = layer.double().train()
     torch.testing.assert_close(layer(tokens()), tokens())
@@ -142,6 +150,6 @@ def test_a_fresh_layer_is_the_identity_and_still_learns(layer):
     assert all(p.grad.abs().max() > 0 for n, p in layer.named_parameters() if n.endswith("linear.weight"))
 
 
-def test_heads_that_do_not_fit_are_named():
+def test_transformer_rejects_indivisible_heads():
     with pytest.raises(ValueError, match="divisible by 2 \\* num_heads \\(5\\)"):
         VisualTokenTransformer(D, 5)

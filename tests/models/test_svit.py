@@ -16,11 +16,12 @@ def model():
     return model.double().eval()
 
 
-def test_kit_weights_have_the_recorded_sums():
+def test_kit_weights_have_the_expected_sums():
     sums = torch.stack([value.double().sum() for value in kit.weights(VARIANT).values()])
     torch.testing.assert_close(sums, kit.golden(VARIANT)["weights/sum"], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.shows("SVIT-10", "SVIT-25", "SVIT-32")
 @pytest.mark.parametrize("size", kit.INPUTS)
 def test_logits_match_the_authors_code(model, size):
     with torch.no_grad():
@@ -34,6 +35,7 @@ def test_logits_in_float32_are_within_float32_rounding(model):
     assert kit.error(logits, kit.golden(VARIANT)["logits/160x256"]) <= 1e-5
 
 
+@pytest.mark.shows("SVIT-13", "SVIT-19", "SVIT-20", "SVIT-21", "SVIT-22", "SVIT-23", "SVIT-24")
 def test_stages_and_first_blocks_match_the_authors_code(model):
     outputs = {}
 
@@ -54,8 +56,9 @@ def test_stages_and_first_blocks_match_the_authors_code(model):
         kit.check_summary(VARIANT, name, value)
 
 
+@pytest.mark.shows("SVIT-01", "SVIT-05")
 @pytest.mark.parametrize("size", kit.INPUTS)
-def test_recorded_association_matches_the_authors_code(model, size):
+def test_trace_association_matches_the_authors_code(model, size):
     with torch.no_grad(), saccade.record(model) as traces:
         model(kit.images(size))
     trace, golden = traces[0], kit.golden(VARIANT)[f"association/{size}"]
@@ -84,6 +87,7 @@ def test_other_grids_and_iterations_match_the_authors_code(entry, options, size)
     assert kit.error(logits, kit.golden(VARIANT)[f"{entry}/{size}"]) <= kit.FLOAT64
 
 
+@pytest.mark.shows("SVIT-11")
 def test_gradients_match_the_authors_code(model):
     images = kit.images("224").requires_grad_()
     golden = kit.golden(VARIANT)

@@ -53,6 +53,7 @@ def stir(model):
 # ------------------------------------------------------------------ the model the paper describes
 
 
+@pytest.mark.shows("VT-26", "VT-29", "VT-30", "VT-32", "VT-33", "VT-35", "VTR-08")
 @pytest.mark.parametrize(
     ("name", "depths", "dims", "modules"),
     [  # Table 11, VT-29 … VT-35
@@ -62,7 +63,7 @@ def stir(model):
         ("vt_resnet101", (3, 4, 23), (1024, 1024), 3),
     ],
 )
-def test_stages_are_those_of_table_11(name, depths, dims, modules):
+def test_stages_match_table_11(name, depths, dims, modules):
     with torch.device("meta"):
         model = saccade.create_model(name)
     assert tuple(len(stage) for stage in (model.layer1, model.layer2, model.layer3)) == depths
@@ -74,7 +75,8 @@ def test_stages_are_those_of_table_11(name, depths, dims, modules):
     assert model.num_features == model.get_classifier().in_features == 1024
 
 
-def test_the_classifier_reads_the_mean_of_the_tokens():
+@pytest.mark.shows("VT-36")
+def test_classifier_reads_the_mean_of_the_tokens():
     """VT-36; and what timm's contract gives is the same tokens, one a row."""
     model = stir(fresh())
     with torch.no_grad():
@@ -87,8 +89,9 @@ def test_the_classifier_reads_the_mean_of_the_tokens():
         torch.testing.assert_close(bare(images()), features)
 
 
+@pytest.mark.shows("VT-34", "VT-42", "VT-46", "VT-49")
 @pytest.mark.parametrize("options", [dict(), *ABLATIONS], ids=str)
-def test_every_ablation_learns_everywhere_and_takes_any_size(options):
+def test_ablations_train_at_any_size(options):
     """VT-42, VT-49."""
     model = stir(fresh(**options)).train()
     model(images(height=40, width=72)).square().sum().backward()
@@ -109,7 +112,7 @@ def test_every_ablation_learns_everywhere_and_takes_any_size(options):
 @pytest.mark.parametrize(
     "options", [dict(), dict(value_projection=True, dim=256, project_last=True), dict(norm=False)], ids=str
 )
-def test_training_and_inference_agree_where_their_statistics_do(options):
+def test_inference_equals_training_with_equal_statistics(options):
     """Inference folds norms into matrices and lets one pass under the attention; training does neither."""
     model = stir(fresh(**options)).double().train()
     statistics = {}
@@ -135,7 +138,7 @@ def test_training_and_inference_agree_where_their_statistics_do(options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ABLATIONS, ids=str)
-def test_every_ablation_exports_and_compiles(options):
+def test_ablations_export_and_compile(options):
     model = stir(fresh(**options))
     with torch.no_grad():
         expected = model(images())
@@ -152,7 +155,8 @@ def test_first_value_is_an_error_that_names_value_projection():
         saccade.create_model("vt_nano", first_value=True)
 
 
-def test_traces_follow_the_tokens():
+@pytest.mark.shows("VT-25")
+def test_record_traces_the_new_tokens_of_every_module():
     """The first module makes all tokens, each later one replaces half; with their own names and tokens."""
     model = stir(fresh("vt_resnet18"))
     with torch.no_grad(), saccade.record(model) as traces:
@@ -162,7 +166,8 @@ def test_traces_follow_the_tokens():
     assert [tuple(trace.tokens.shape) for trace in traces] == [(1, 16, 1024), (1, 8, 1024)]
 
 
-def test_half_of_the_tokens_is_replaced_in_every_module():
+@pytest.mark.shows("VT-25", "VTR-04")
+def test_modules_replace_half_of_the_tokens():
     model = stir(fresh(depth=3))
     seen = {}
     for i, block in enumerate(model.layer4.blocks):
@@ -177,7 +182,8 @@ def test_half_of_the_tokens_is_replaced_in_every_module():
         assert not torch.equal(after[:, 4:], before[:, :4])
 
 
-def test_later_modules_of_the_ablations():
+@pytest.mark.shows("VT-28", "VT-45")
+def test_recurrence_and_projector_select_the_later_tokenizers():
     kinds = {
         "none": RepeatedTokenizer,
         "full": RecurrentTokenizer,
@@ -193,7 +199,8 @@ def test_later_modules_of_the_ablations():
 # ------------------------------------------------------------------ maps
 
 
-def test_maps_of_a_classifier_and_of_a_feature_extractor_are_the_same_after_loading():
+@pytest.mark.shows("VT-27", "VTR-08")
+def test_features_only_equals_classifier_after_loading():
     """VT-27: the last module's projector, which only the extractor has, starts as the identity."""
     classifier = stir(fresh())
     extractor = fresh(features_only=True)
@@ -205,7 +212,8 @@ def test_maps_of_a_classifier_and_of_a_feature_extractor_are_the_same_after_load
             torch.testing.assert_close(a, b)
 
 
-def test_the_last_map_carries_the_last_tokens():
+@pytest.mark.shows("VT-27")
+def test_last_features_depend_on_the_last_tokens():
     model = stir(fresh(features_only=True))
     levels = model(images())
     last = model.model.layer4.blocks[1]
@@ -215,7 +223,7 @@ def test_the_last_map_carries_the_last_tokens():
     assert fresh("vt_resnet18", features_only=True).feature_info.reduction() == [4, 8, 16, 16]
 
 
-def test_a_last_projector_is_left_out_of_a_classifier():
+def test_classifier_ignores_a_last_projector():
     extractor = fresh(project_last=True)
     report = saccade.load_checkpoint(fresh(), extractor.state_dict())
     assert not report.new
@@ -223,7 +231,7 @@ def test_a_last_projector_is_left_out_of_a_classifier():
     assert all(name.startswith("layer4.blocks.1.projector.") for name in report.ignored)
 
 
-def test_a_model_cut_down_to_its_stages_says_that_it_has_no_tokens():
+def test_pruned_model_without_tokens_raises():
     model = fresh()
     assert model.prune_intermediate_layers([0, 1]) == [0, 1]
     assert len(model.forward_intermediates(images(), indices=[0, 1], intermediates_only=True)) == 2
@@ -234,8 +242,9 @@ def test_a_model_cut_down_to_its_stages_says_that_it_has_no_tokens():
 # ------------------------------------------------------------------ ResNet weights
 
 
+@pytest.mark.shows("VT-30", "VT-43")
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_a_resnets_weights_make_the_trunk(name):
+def test_resnet_weights_initialise_the_backbone(name):
     """VT-30, VT-43: with them, the first three stages compute what timm's ResNet computes."""
     torch.manual_seed(1)
     resnet = stir(timm.create_model(name).eval())
@@ -254,7 +263,8 @@ def test_a_resnets_weights_make_the_trunk(name):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_torchvisions_resnet_and_a_feature_extractor_are_fine_too():
+@pytest.mark.shows("VT-43")
+def test_torchvision_resnet_initialises_features_only():
     resnet = torchvision.models.resnet18()
     extractor = fresh("vt_resnet18", features_only=True, out_indices=(0, 1, 2))
     assert not saccade.load_checkpoint(extractor, resnet.state_dict()).new
@@ -263,7 +273,7 @@ def test_torchvisions_resnet_and_a_feature_extractor_are_fine_too():
     assert not any(key.startswith(("layer4.", "fc.")) for key in converted)
 
 
-def test_another_resnet_is_refused_and_nothing_changes():
+def test_other_resnet_is_rejected_and_model_unchanged():
     model = fresh("vt_resnet18")
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(ValueError, match=r"does not have layer1\.2"):
@@ -276,7 +286,8 @@ def test_another_resnet_is_refused_and_nothing_changes():
 # ------------------------------------------------------------------ options
 
 
-def test_stochastic_depth_rises_through_resnet_and_vt_modules():
+@pytest.mark.shows("VT-54")
+def test_drop_path_rises_through_resnet_and_vt_modules():
     """Survival 0.9 (VT-54): linear from 0 in the first block to 0.1 in the last module."""
     model = fresh("vt_resnet18", drop_path_rate=0.1, drop_rate=0.2)
     rates = [module.drop_prob for module in model.modules() if isinstance(module, DropPath)]
@@ -285,7 +296,8 @@ def test_stochastic_depth_rises_through_resnet_and_vt_modules():
     assert model.head.drop.p == 0.2
 
 
-def test_a_tokenizer_of_ones_own():
+@pytest.mark.shows("VT-80")
+def test_registered_tokenizer_is_used():
     """VT-80: put it in TOKENIZERS, name it."""
 
     class FirstPixels(nn.Module):
@@ -315,7 +327,7 @@ def test_a_tokenizer_of_ones_own():
         (dict(dim=100), r"divisible by (2 \* )?num_heads \(8\)"),
     ],
 )
-def test_wrong_options_are_named(options, words):
+def test_wrong_options_raise(options, words):
     with pytest.raises(ValueError, match=words):
         fresh(**options)
 
@@ -336,7 +348,8 @@ def stripes(count, seed):
     return 2 * colour * wave[:, None] + 0.5 * torch.randn(count, 3, 32, 32, generator=generator), labels
 
 
-def test_vt_nano_learns_stripes():
+@pytest.mark.shows("VT-42")
+def test_vt_nano_trains_to_classify_stripes():
     """From scratch, plain SGD with momentum and no warm-up: the loss falls to a tenth, unseen pictures are named."""
     model = fresh(num_classes=2).train()
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, nesterov=True)
@@ -358,5 +371,5 @@ def test_vt_nano_learns_stripes():
         assert (model.eval()(pictures).argmax(1) == labels).float().mean() > 0.95
 
 
-def test_the_family_is_one_class():
+def test_models_are_instances_of_vt():
     assert all(isinstance(fresh(name), VT) for name in ("vt_nano", "vt_resnet18"))

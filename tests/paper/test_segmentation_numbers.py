@@ -50,21 +50,24 @@ def madds(module, *inputs):
     return counter.get_total_flops() // 2, sum(n for op, n in found.items() if op not in products) // 2
 
 
+@pytest.mark.shows("PACA-53", "PACA-55")
 @pytest.mark.parametrize(("backbone", "head", "params", "cost"), PACA)
-def test_paca(backbone, head, params, cost):
+def test_paca_segmenters_match_table_3(backbone, head, params, cost):
     found = count(build(backbone, head), 512)
     check_params(found.params, params)
     check_madds(found.madds, cost)
 
 
+@pytest.mark.shows("PACA-65")
 @pytest.mark.parametrize(("clusters", "where", "params", "cost"), ALLOTMENTS)
-def test_paca_clusters_everywhere(clusters, where, params, cost):
+def test_clusters_in_every_stage_match_table_4(clusters, where, params, cost):
     found = count(build("paca_small", "paca", backbone_kwargs={"clusters": clusters, "where": where}), 512)
     check_params(found.params, params)
     check_madds(found.madds, cost)
 
 
-def test_the_paca_head_alone():
+@pytest.mark.shows("PACA-52")
+def test_paca_head_has_its_cost():
     """PACA-52: about 1.45M and 15.5 G at 512 x 512."""
     model = build("paca_small", "paca")
     assert sum(parameter.numel() for parameter in model.head.parameters()) == 1_450_284  # the parity kit's count
@@ -73,7 +76,8 @@ def test_the_paca_head_alone():
     check_madds(madds(model.head, pyramid)[0], "15.5")
 
 
-def test_svit_base_with_upernet():
+@pytest.mark.shows("SVIT-52")
+def test_svit_base_with_upernet_matches_table_5():
     """Table 5, 512 x 2048: 80M; the 1036 G leave out attention's own products, 191 G at this size (SVIT-52)."""
     model = build("svit_base", "upernet")
     check_params(sum(parameter.numel() for parameter in model.parameters()), "80")
@@ -83,7 +87,8 @@ def test_svit_base_with_upernet():
     assert total / 1e9 == pytest.approx(1229.9, abs=0.1)
 
 
-def test_sparseformer_tiny():
+@pytest.mark.shows("SF-73", "SF-74")
+def test_sparseformer_segmenters_against_table_8():
     """Table 8, 512 x 512: 33 G without attention's products; what more tokens are said to add, 39 and 43, is less than
     Table 3a charges for them (SF-74)."""
     found = {}
@@ -103,8 +108,9 @@ def stride_in_1x1(model):
     return model
 
 
+@pytest.mark.shows("VT-62", "VT-63", "VT-68")
 @pytest.mark.parametrize(("size", "classes", "trunk", "head", "tokens", "total", "neck"), VT)
-def test_vt_fpn_against_fpn(size, classes, trunk, head, tokens, total, neck):
+def test_fpn_and_vt_fpn_match_tables_9_and_10(size, classes, trunk, head, tokens, total, neck):
     options = {} if tokens is None else {"num_tokens": tokens}
     model = stride_in_1x1(build(trunk, head, classes, head_kwargs=options))
     images = torch.empty(1, 3, *size, device="meta")
@@ -114,21 +120,24 @@ def test_vt_fpn_against_fpn(size, classes, trunk, head, tokens, total, neck):
     check_madds(madds(model.head.neck, pyramid)[0], neck)
 
 
-def test_the_tables_trunk_is_not_timms():
+@pytest.mark.shows("VT-63")
+def test_timm_resnet_costs_more_than_the_backbone_of_tables_9_and_10():
     """timm's ResNet-50 costs 4.5 G more at 800 x 1216: its stride stands in the 3x3 convolutions."""
     total = count(build("resnet50", "fpn", 54), (800, 1216)).madds / 1e9
     assert not agrees(total, "159", 0.02)
     assert total == pytest.approx(163.6, abs=0.1)
 
 
-def test_eight_tokens_a_level_as_the_text_says():
+@pytest.mark.shows("VTR-13")
+def test_eight_tokens_per_level_cost_less_than_table_9():
     """7.75 G at 800 x 1216, where Table 9 prints 8.5: that is 16, 16, 8, 8 tokens (VTR-13)."""
     pyramid = [torch.empty(1, 256 * 2**i, 200 // 2**i, 304 // 2**i, device="meta") for i in range(4)]
     neck = build("resnet50", "vt_fpn", 54).head.neck
     assert madds(neck, pyramid)[0] / 1e9 == pytest.approx(7.750, abs=0.001)
 
 
-def test_the_cost_of_tokens_does_not_know_the_image():
+@pytest.mark.shows("VT-69")
+def test_vt_fpn_token_cost_is_independent_of_the_image():
     """VT-69: pixels cost in proportion to their number; a constant remains, the tokens' own."""
     neck = build("resnet50", "vt_fpn", 54).head.neck
 

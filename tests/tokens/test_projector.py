@@ -13,7 +13,8 @@ def draw(*shape, seed=1):
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def test_projector_is_the_letter_of_eq_5():
+@pytest.mark.shows("VT-22", "VT-23")
+def test_projector_matches_eq_5():
     """X + softmax_L((X W_Q)(T W_K)ᵀ) T: one width, one head, no scale, no norm."""
     layer = slow.randomise(TokenProjector(8, 8, 8, num_heads=1, scale=False, norm=False))
     features, tokens, found = draw(B, 8, H, W), draw(B, M, 8, seed=2), []
@@ -28,10 +29,11 @@ def test_projector_is_the_letter_of_eq_5():
     slow.agree(layer(features, tokens).flatten(2).transpose(1, 2), found)
 
 
+@pytest.mark.shows("VT-23", "VTR-07")
 @pytest.mark.parametrize(
     ("pixel_dim", "dim", "token_dim", "heads"), [(12, 16, 20, 4), (16, 16, 16, 2), (24, 128, 8, 4)]
 )
-def test_projector_with_heads_groups_and_widths(pixel_dim, dim, token_dim, heads):
+def test_projector_matches_its_formula_with_heads_and_groups(pixel_dim, dim, token_dim, heads):
     """VTR-07."""
     layer = slow.randomise(TokenProjector(pixel_dim, dim, token_dim, heads))
     assert getattr(layer.to_query.linear, "groups", 1) == max(1, dim // 64)
@@ -44,7 +46,8 @@ def test_projector_with_heads_groups_and_widths(pixel_dim, dim, token_dim, heads
     slow.agree(layer(features, tokens).flatten(2).transpose(1, 2), found)
 
 
-def test_a_pixel_adds_a_convex_combination_of_the_tokens():
+@pytest.mark.shows("VT-24")
+def test_projector_adds_convex_combinations_of_tokens():
     """VT-24: equal tokens are added whole, whatever the weights; zero tokens leave the map alone; any size goes."""
     layer = slow.randomise(TokenProjector(8, 8, 8, num_heads=2, norm=False))
     token = draw(B, 1, 8, seed=2)
@@ -55,17 +58,18 @@ def test_a_pixel_adds_a_convex_combination_of_the_tokens():
         assert torch.equal(layer(features, torch.zeros(B, M, 8, dtype=torch.float64)), features)
 
 
-def test_a_fresh_projector_adds_nothing():
+@pytest.mark.shows("VTR-01")
+def test_projector_starts_as_the_identity():
     layer, features = TokenProjector(16, 16, 32, 4).double().train(), draw(B, 16, H, W)
     torch.testing.assert_close(layer(features, draw(B, M, 32)), features)
 
 
-def test_the_map_stays_channels_last():
+def test_projector_output_is_channels_last():
     features = draw(B, 16, H, W).contiguous(memory_format=torch.channels_last)
     found = TokenProjector(16, 32, 8, 4).double()(features, draw(B, M, 8))
     assert found.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_heads_that_do_not_fit_are_named():
+def test_projector_rejects_indivisible_heads():
     with pytest.raises(ValueError, match="divisible by num_heads \\(3\\)"):
         TokenProjector(16, 16, 16, 3)

@@ -51,7 +51,8 @@ def slow_token_map(pooled, layer):
 # ------------------------------------------------------------------ Eq. 1: filters
 
 
-def test_filter_tokenizer_is_the_letter_of_eq_1():
+@pytest.mark.shows("VT-01", "VT-02")
+def test_filter_tokenizer_matches_eq_1():
     """T = softmax_HW(X W_A)ᵀ X (VT-02)."""
     tokenizer = slow.randomise(FilterTokenizer(C, C, M, scale=False, norm=False))
     be_identity(tokenizer.to_token.fc.linear)
@@ -67,8 +68,9 @@ def test_filter_tokenizer_is_the_letter_of_eq_1():
     slow.agree(assignment, assignments)
 
 
+@pytest.mark.shows("VT-05", "VTR-02", "VTR-03")
 @pytest.mark.parametrize("value_groups", [0, 1, 5])
-def test_filter_tokenizer_with_scale_norms_and_values(value_groups):
+def test_filter_tokenizer_scales_scores_and_normalises_tokens(value_groups):
     """VTR-02, VTR-03: scores / √C, values if any, then norm, linear map to the tokens' width, norm."""
     tokenizer = slow.randomise(FilterTokenizer(C, D, M, value_groups))
     found = []
@@ -85,7 +87,8 @@ def test_filter_tokenizer_with_scale_norms_and_values(value_groups):
 # ------------------------------------------------------------------ Eq. 2: recurrent
 
 
-def test_recurrent_tokenizer_is_the_letter_of_eq_2():
+@pytest.mark.shows("VT-06")
+def test_recurrent_tokenizer_matches_eq_2():
     """W_R = T_in W_{T→R}, T = softmax_HW(X W_Rᵀ)ᵀ X (VT-06), every weight but W_{T→R} the identity."""
     tokenizer = RecurrentTokenizer(C, C, num_heads=1, keep_half=False, scale=False, norm=False)
     slow.randomise(tokenizer)
@@ -98,9 +101,10 @@ def test_recurrent_tokenizer_is_the_letter_of_eq_2():
     slow.agree(tokenizer(map_of(), previous)[0], found)
 
 
+@pytest.mark.shows("VTR-04")
 @pytest.mark.parametrize(("dim", "heads"), [(16, 4), (128, 4)])  # one group, and two groups of 64 channels
 @pytest.mark.parametrize("keep_half", [True, False])
-def test_recurrent_tokenizer_with_heads_groups_and_half(dim, heads, keep_half):
+def test_recurrent_tokenizer_replaces_half_with_heads_and_groups(dim, heads, keep_half):
     """VTR-04: the first half asks, its answers stand behind the kept second half."""
     tokenizer = slow.randomise(RecurrentTokenizer(dim, D, heads, keep_half))
     assert getattr(tokenizer.to_key_value.linear, "groups", 1) == dim // 64 or dim < 64
@@ -114,7 +118,8 @@ def test_recurrent_tokenizer_with_heads_groups_and_half(dim, heads, keep_half):
     slow.agree(tokenizer(features, previous)[0], found)
 
 
-def test_what_a_recurrent_tokenizer_looks_for_depends_on_the_tokens_and_a_filter_does_not():
+@pytest.mark.shows("VT-04")
+def test_recurrent_assignment_depends_on_previous_tokens():
     """VT-04."""
     features = map_of(16)
     recurrent = slow.randomise(RecurrentTokenizer(16, D, 4, keep_half=False))
@@ -128,14 +133,16 @@ def test_what_a_recurrent_tokenizer_looks_for_depends_on_the_tokens_and_a_filter
     assert (assignment(recurrent, one) - assignment(recurrent, other)).abs().max() > 1e-2
 
 
+@pytest.mark.shows("VT-07")
 @pytest.mark.parametrize("tokenizer", [RecurrentTokenizer(C, D, 1), RepeatedTokenizer(nn.Identity()), KeepTokenizer()])
-def test_without_previous_tokens_the_mistake_is_named(tokenizer):
+def test_later_tokenizers_without_previous_tokens_raise(tokenizer):
     """VT-07."""
     with pytest.raises(ValueError, match="of a previous module, got None"):
         tokenizer(map_of().float())
 
 
-def test_repeated_tokenizer_keeps_half_of_the_previous_tokens():
+@pytest.mark.shows("VT-45")
+def test_repeated_tokenizer_appends_to_half_of_the_previous_tokens():
     """VT-45."""
     inner = slow.randomise(FilterTokenizer(C, D, M))
     found, assignment = RepeatedTokenizer(inner)(map_of(), tokens_of(count=6))
@@ -166,8 +173,9 @@ def listing_1(pixels, seeds, iterations):
     return centroids
 
 
+@pytest.mark.shows("VT-10", "VT-11")
 @pytest.mark.parametrize("iterations", [0, 1, 4])
-def test_cluster_tokenizer_is_eq_6_with_listing_1(iterations):
+def test_kmeans_tokenizer_matches_eq_6_with_listing_1(iterations):
     """W_K = KMEANS(X), T = softmax_HW(X W_K)ᵀ X (VT-10, VT-11), then the map to the tokens' width."""
     tokenizer = slow.randomise(KMeansTokenizer(C, D, M, iterations))
     found = []
@@ -182,18 +190,20 @@ def test_cluster_tokenizer_is_eq_6_with_listing_1(iterations):
 vectors = st.integers(0, 2**31)
 
 
+@pytest.mark.shows("VT-11")
 @given(seed=vectors, count=st.integers(1, 7), pixels=st.integers(1, 40))
 @settings(max_examples=25, deadline=None)
-def test_kmeans_is_listing_1_for_any_numbers(seed, count, pixels):
+def test_kmeans_matches_listing_1(seed, count, pixels):
     generator = torch.Generator().manual_seed(seed)
     points = torch.randn(1, pixels, 3, dtype=torch.float64, generator=generator)
     seeds = torch.randn(1, count, 3, dtype=torch.float64, generator=generator)
     slow.agree(kmeans(points, seeds, 5), [listing_1(points[0].tolist(), seeds[0].tolist(), 5)])
 
 
+@pytest.mark.shows("VT-14")
 @given(seed=vectors)
 @settings(max_examples=25, deadline=None)
-def test_kmeans_properties(seed):
+def test_kmeans_centroids_are_unit_vectors_of_rising_objective(seed):
     """Unit centroids, an objective that never falls, no influence of the pixels' order, the same again (VT-14)."""
     generator = torch.Generator().manual_seed(seed)
     points = F.normalize(torch.randn(2, 30, 4, dtype=torch.float64, generator=generator), dim=-1)
@@ -209,7 +219,8 @@ def test_kmeans_properties(seed):
     assert torch.equal(kmeans(points, seeds, 6), kmeans(points, seeds, 6))
 
 
-def test_kmeans_finds_planted_clusters():
+@pytest.mark.shows("VT-14")
+def test_kmeans_recovers_separated_clusters():
     """VT-14: well-separated groups are recovered exactly, whatever the lengths of the pixels."""
     centres = torch.eye(4, 8, dtype=torch.float64)
     noise = 0.05 * torch.randn(1, 4, 20, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -220,7 +231,8 @@ def test_kmeans_finds_planted_clusters():
     torch.testing.assert_close(found, expected)
 
 
-def test_empty_clusters_and_blank_maps_make_no_nan():
+@pytest.mark.shows("VT-12")
+def test_kmeans_is_finite_for_empty_clusters_and_constant_features():
     """VT-12: a centroid nobody is near stays where it was; pixels that are all zero have no direction."""
     points = torch.tensor([[[1.0, 0.0], [1.0, 0.1]]], dtype=torch.float64)
     seeds = torch.tensor([[[1.0, 0.0], [-1.0, 0.0], [0.0, -2.0]]], dtype=torch.float64)
@@ -251,7 +263,7 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-def test_distances_are_never_built_channel_by_channel():
+def test_kmeans_allocates_no_distances_per_channel():
     """Listing 1 makes a tensor (N, M, C); here the largest is the map itself."""
     pixels, seeds = torch.randn(1, 196, 64), torch.randn(1, 16, 64)
     with LargestTensor() as largest:
@@ -259,7 +271,8 @@ def test_distances_are_never_built_channel_by_channel():
     assert largest.numel == 196 * 64
 
 
-def test_clustering_is_a_constant_to_autograd():
+@pytest.mark.shows("VT-13")
+def test_kmeans_centroids_are_detached():
     """VT-13: gradients reach the pixels through scores and mean, as if the centroids were given."""
     tokenizer, features = slow.randomise(KMeansTokenizer(C, D, M)), map_of().requires_grad_()
     (found,) = torch.autograd.grad(tokenizer(features)[0].sum(), features)
@@ -273,9 +286,10 @@ def test_clustering_is_a_constant_to_autograd():
 # ------------------------------------------------------------------ pooling
 
 
+@pytest.mark.shows("VT-09")
 @given(height=st.integers(1, 20), width=st.integers(1, 20), count=st.sampled_from([1, 2, 4, 6, 16, 20]))
 @settings(max_examples=30, deadline=None)
-def test_pooling_is_adaptive_average_pooling(height, width, count):
+def test_cell_weights_match_adaptive_average_pooling(height, width, count):
     """VT-09."""
     features = map_of(3, height=height, width=width)
     shares = cell_weights(features, token_grid(count))
@@ -283,7 +297,8 @@ def test_pooling_is_adaptive_average_pooling(height, width, count):
     torch.testing.assert_close(features.flatten(2) @ shares.t(), expected)
 
 
-def test_pooling_tokenizer_is_its_equation():
+@pytest.mark.shows("VT-09")
+def test_pool_tokenizer_averages_cells():
     tokenizer, found = slow.randomise(PoolTokenizer(C, D, 6)), []
     for image in map_of():
         pixels, pooled = slow.rows_of(image), []
@@ -297,7 +312,8 @@ def test_pooling_tokenizer_is_its_equation():
     slow.agree(tokenizer(map_of())[0], found)
 
 
-def test_grids_are_as_square_as_they_can_be():
+@pytest.mark.shows("VT-09")
+def test_token_grid_is_as_square_as_possible():
     assert [token_grid(n) for n in (1, 2, 3, 8, 12, 16, 32, 64)] == [
         *((1, 1), (1, 2), (1, 3), (2, 4), (3, 4), (4, 4), (4, 8), (8, 8))
     ]
@@ -305,7 +321,8 @@ def test_grids_are_as_square_as_they_can_be():
         token_grid(13)
 
 
-def test_groups_hold_whole_heads_of_sixty_four_channels():
+@pytest.mark.shows("VTR-04", "VTR-13")
+def test_pixel_groups_have_64_channels_and_divide_heads():
     assert [pixel_groups(dim, 16) for dim in (32, 256, 512, 1024, 2048)] == [1, 4, 8, 16, 16]  # VTR-04, VTR-13
     assert pixel_groups(192, 8) == 2  # three groups would cut heads
     with pytest.raises(ValueError, match="divisible by num_heads \\(3\\)"):
@@ -327,6 +344,7 @@ class TestEveryTokenizer:
         output = tokenizer(features, tokens_of())
         return output[0], tokenizer.trace((features, tokens_of()), output)
 
+    @pytest.mark.shows("VT-01", "VT-03")
     def test_tokens_are_convex_combinations_of_pixels(self, name):
         """VT-03: weights are not negative and sum to one over the pixels; the trace's map has the map's size."""
         tokens, trace = self.assignment(built(name), map_of(16))
@@ -335,7 +353,7 @@ class TestEveryTokenizer:
         assert trace.maps().shape == (B, M, H, W)
         assert torch.equal(trace.tokens, tokens)
 
-    def test_the_assignment_reported_is_the_one_used(self, name):
+    def test_trace_assignment_gives_the_tokens(self, name):
         """Averaging the pixels with it gives the tokens (one head, and no map of values, where there are some)."""
         tokenizer = built(name)
         if name == "recurrent":
@@ -345,18 +363,20 @@ class TestEveryTokenizer:
         pooled = trace.assignment @ map_of(16).flatten(2).transpose(1, 2)
         torch.testing.assert_close(tokenizer.to_token(pooled), tokens)
 
-    def test_a_constant_map_gives_the_same_token_everywhere(self, name):
+    @pytest.mark.shows("VT-03")
+    def test_constant_features_give_equal_tokens(self, name):
         tokens, _ = self.assignment(built(name), map_of(16)[:, :, :1, :1].expand(-1, -1, H, W).contiguous())
         torch.testing.assert_close(tokens, tokens[:, :1].expand_as(tokens))
 
-    def test_the_order_of_pixels_matters_only_to_pooling_and_its_seeds(self, name):
+    @pytest.mark.shows("VT-03")
+    def test_pixel_order_matters_only_with_pooling(self, name):
         order = torch.randperm(H * W, generator=torch.Generator().manual_seed(0))
         features, tokenizer = map_of(16), built(name)
         shuffled = features.flatten(2)[:, :, order].unflatten(2, (H, W))
         same = torch.allclose(self.assignment(tokenizer, features)[0], self.assignment(tokenizer, shuffled)[0])
         assert same == (name in ("filter", "recurrent"))
 
-    def test_an_image_gets_the_same_tokens_alone_and_in_a_batch(self, name):
+    def test_batch_equals_single_images(self, name):
         tokenizer, features = built(name), map_of(16)
         alone = [tokenizer(image[None], before[None])[0] for image, before in zip(features, tokens_of(), strict=True)]
         torch.testing.assert_close(tokenizer(features, tokens_of())[0], torch.cat(alone))
