@@ -1,7 +1,7 @@
 """Write docs/papers/coverage.md: for every item of docs/papers/checklist.md, the code, the tests and the status.
 
     python tools/make_coverage.py            # write the page
-    python tools/make_coverage.py --check    # exit 1 if it is stale, an item has no test and no reason, or an id is unknown
+    python tools/make_coverage.py --check    # exit 1 if it is stale, an item lacks test and reason, or an id is unknown
 
 Tests name items with `@pytest.mark.shows("SVIT-03", ...)`; the markers are read from the syntax tree, without importing
 the tests.
@@ -98,13 +98,13 @@ def find_tests(folder: Path = ROOT / "tests") -> dict[str, list[Test]]:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 for id in markers(node):
                     tests[id].append(Test(path.relative_to(folder.parent).as_posix(), node.lineno, node.name))
-    return {id: sorted(set(found)) for id, found in tests.items()}
+    return {id: sorted(set(shown_by)) for id, shown_by in tests.items()}
 
 
-def expand(numbers: str) -> set[int]:
+def expand(cited: str) -> set[int]:
     """Return the equations of a citation: "3-5, 7" -> {3, 4, 5, 7}."""
     equations: set[int] = set()
-    for part in re.split(", | and ", numbers):
+    for part in re.split(", | and ", cited):
         first, _, last = part.partition("-")
         equations |= set(range(int(first), int(last or first) + 1))
     return equations
@@ -127,8 +127,8 @@ def citations() -> dict[tuple[str, int], list[tuple[str, int]]]:
 def equations_of(item: Item) -> list[int]:
     """Return the equations that an item names, in order."""
     equations: list[int] = []
-    for numbers in re.findall(r"\bEqs?\. (\d+(?:[–-]\d+)?(?:, \d+(?:[–-]\d+)?)*)", item.statement):
-        equations += sorted(expand(numbers.replace("–", "-")))
+    for cited in re.findall(r"\bEqs?\. (\d+(?:[–-]\d+)?(?:, \d+(?:[–-]\d+)?)*)", item.statement):
+        equations += sorted(expand(cited.replace("–", "-")))
     return equations
 
 
@@ -181,8 +181,8 @@ def render(sections: list[Section], tests: dict[str, list[Test]]) -> str:
     lines = [
         "# Coverage of the papers",
         "",
-        "Written by `python tools/make_coverage.py` from [checklist.md](checklist.md), which has the full statements, and from",
-        'the markers `@pytest.mark.shows("ID")` of the tests.',
+        "Written by `python tools/make_coverage.py` from [checklist.md](checklist.md), which has the full statements,",
+        'and from the markers `@pytest.mark.shows("ID")` of the tests.',
         "",
         f"{counts.total()} items: " + ", ".join(f"{number} {status}" for status, number in counts.most_common()) + ".",
     ]
@@ -190,14 +190,14 @@ def render(sections: list[Section], tests: dict[str, list[Test]]) -> str:
         lines += ["", f"## {section.title}", ""]
         lines += ["| id | statement | in the paper | code | tests | status |", "|---|---|---|---|---|---|"]
         for item in section.items:
-            found = tests.get(item.id, [])
+            shown_by = tests.get(item.id, [])
             cells = (
                 item.id,
                 shorten(item.statement),
                 ", ".join(dict.fromkeys(PLACE.findall(item.statement))),
                 code_of(item, section),
-                " ".join(f"[{test.name.removeprefix('test_')}](../../{test.path}#L{test.line})" for test in found),
-                status_of(item, found),
+                " ".join(f"[{test.name.removeprefix('test_')}](../../{test.path})" for test in shown_by),
+                status_of(item, shown_by),
             )
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

@@ -209,9 +209,9 @@ def test_record_returns_traces_and_leaves_outputs_unchanged(name):
         expected = model(images)
         with saccade.record(model) as traces:
             assert torch.equal(model(images), expected)
-        recorded = len(traces)
+        count = len(traces)
         model(images)
-    assert recorded == len(traces) > 0
+    assert count == len(traces) > 0
     for trace in traces:
         maps = trace.maps()
         assert maps.shape[0] == 2

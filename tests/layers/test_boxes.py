@@ -1,4 +1,4 @@
-"""Boxes: the equations of adjustment, and that nothing breaks them."""
+"""Boxes: adjustment against SparseFormer Eqs. 7-8, and for any values."""
 
 import math
 
@@ -43,10 +43,10 @@ def test_from_centre_inverts_centre_and_size(x, y, width, height):
 @given(x=corner, y=corner, width=side, height=side, deltas=deltas)
 @settings(max_examples=100, deadline=None)
 def test_adjust_keeps_sides_positive_and_finite(x, y, width, height, deltas):
-    """SF-21, in float32; also the gradient."""
+    """In float32; the gradient is finite, too."""
     box = torch.tensor([x, y, x + width, y + height])
     deltas = torch.tensor(deltas)
-    deltas[:2] = deltas[:2].clamp(-4, 4)  # far shifts eat the digits of small sizes
+    deltas[:2] = deltas[:2].clamp(-4, 4)  # a far shift loses the digits of a small size
     deltas.requires_grad_()
     moved = adjust(box, deltas)
     assert moved.isfinite().all()

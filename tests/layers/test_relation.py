@@ -1,4 +1,4 @@
-"""Ways to relate tokens, against their equations in loops (VT-15 … VT-21)."""
+"""Relations among tokens against their equations, written as loops."""
 
 from math import sqrt
 
@@ -24,11 +24,11 @@ def test_folded_linear_norm_matches_linear_norm(groups, training):
     folded.load_state_dict(plain.state_dict())
     plain.train(training)
     folded.train(training)
-    found = [layer(tokens()) for layer in (plain, folded)]
-    torch.testing.assert_close(*found)
+    outputs = [layer(tokens()) for layer in (plain, folded)]
+    torch.testing.assert_close(*outputs)
     for a, b in zip(
-        torch.autograd.grad(found[0].square().sum(), list(plain.parameters())),
-        torch.autograd.grad(found[1].square().sum(), list(folded.parameters())),
+        torch.autograd.grad(outputs[0].square().sum(), list(plain.parameters())),
+        torch.autograd.grad(outputs[1].square().sum(), list(folded.parameters())),
         strict=True,
     ):
         torch.testing.assert_close(a, b)
@@ -42,8 +42,8 @@ def test_linear_norm_matches_convolution_and_batch_norm(groups):
     conv = nn.Conv1d(D, 12, 1, groups=groups, bias=False).double()
     weight = layer.linear.weight.transpose(1, 2).flatten(0, 1) if groups > 1 else layer.linear.weight
     conv.weight.data.copy_(weight.unsqueeze(2))
-    found = layer.norm.bn(conv(tokens().transpose(1, 2))).transpose(1, 2)
-    torch.testing.assert_close(layer(tokens()), found)
+    expected = layer.norm.bn(conv(tokens().transpose(1, 2))).transpose(1, 2)
+    torch.testing.assert_close(layer(tokens()), expected)
 
 
 def test_grouped_linear_rejects_indivisible_groups():
@@ -53,9 +53,9 @@ def test_grouped_linear_rejects_indivisible_groups():
 
 def test_list_norm_statistics_are_over_images_and_vectors():
     vectors, layer = tokens(), ListNorm(D).double().train()
-    found = layer(vectors)
+    output = layer(vectors)
     expected = (vectors - vectors.mean((0, 1))) / (vectors.var((0, 1), unbiased=False) + layer.bn.eps).sqrt()
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(output, expected)
 
 
 def slow_transformer(vectors, layer):
@@ -76,7 +76,7 @@ def test_transformer_matches_its_formula(heads, key_groups, value_groups):
 @pytest.mark.shows("VT-15", "VT-16", "VT-17")
 @pytest.mark.parametrize("scale", [False, True])
 def test_equation_transformer_matches_eqs_3_and_4(scale):
-    """T' = T + softmax_L((T K)(T Q)ᵀ) T and T'' = T' + relu(T' F1) F2 (VT-15, VT-16)."""
+    """T' = T + softmax_L((T K)(T Q)ᵀ) T and T'' = T' + relu(T' F1) F2."""
     layer = slow.randomise(EquationTransformer(D, 8, scale))
 
     def equations(image):
@@ -89,7 +89,7 @@ def test_equation_transformer_matches_eqs_3_and_4(scale):
 
 @pytest.mark.shows("VT-20")
 def test_graph_convolution_matches_its_formula():
-    """T + relu(norm(G T W)) (VT-20)."""
+    """T + relu(norm(G T W))."""
     layer = slow.randomise(GraphConvolution(D, M))
 
     def equation(image):
@@ -102,14 +102,14 @@ def test_graph_convolution_matches_its_formula():
 @pytest.mark.shows("VT-19")
 def test_feed_forward_matches_its_formula():
     layer = slow.randomise(FeedForward(D))
-    found = [slow.add(image, slow.linear_norm(slow.relu(image), layer.fc)) for image in tokens().tolist()]
-    slow.agree(layer(tokens()), found)
+    expected = [slow.add(image, slow.linear_norm(slow.relu(image), layer.fc)) for image in tokens().tolist()]
+    slow.agree(layer(tokens()), expected)
 
 
 @pytest.mark.shows("VT-18")
 @pytest.mark.parametrize("layer", [VisualTokenTransformer(D, 4, 2), EquationTransformer(D, 8), FeedForward(D)])
 def test_relations_are_equivariant_to_token_order(layer):
-    """VT-18: permuted tokens come out permuted. Not so in a graph, where every token has its own row."""
+    """A permutation of the tokens permutes the output; not in a graph convolution, whose rows belong to tokens."""
     slow.randomise(layer)
     order = torch.tensor([3, 1, 4, 0, 2])
     torch.testing.assert_close(layer(tokens()[:, order]), layer(tokens())[:, order])
@@ -118,7 +118,7 @@ def test_relations_are_equivariant_to_token_order(layer):
 
 
 def influence(layer, vectors):
-    """How much token 0 of the output changes with every token of the input, as a share: the effective weights."""
+    """Gradient of token 0 of the output with respect to every input token: the effective weights."""
     vectors = vectors.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(layer(vectors)[:, 0].sum(), vectors)
     return gradient.detach()
@@ -126,7 +126,7 @@ def influence(layer, vectors):
 
 @pytest.mark.shows("VT-21")
 def test_transformer_weights_depend_on_the_image_and_graph_weights_do_not():
-    """VT-21. In the linear regime of its ReLU a graph convolution is one matrix for all images."""
+    """Where its ReLU is linear, a graph convolution is one matrix for all images."""
     graph = slow.randomise(GraphConvolution(D, M))
     graph.fc.norm.bn.bias.data += 1e3  # far from the ReLU's kink
     first, second = influence(graph, tokens(1)), influence(graph, tokens(2))
@@ -139,7 +139,7 @@ def test_transformer_weights_depend_on_the_image_and_graph_weights_do_not():
 @pytest.mark.shows("VTR-01")
 @pytest.mark.parametrize("layer", [VisualTokenTransformer(D, 4, 2), FeedForward(D)])
 def test_relation_starts_as_the_identity_and_trains(layer):
-    """Gains that start at zero get a gradient in the first step, the weights before them in the second (VTR-01)."""
+    """Zero gains get a gradient in the first step, the weights before them in the second."""
     layer = layer.double().train()
     torch.testing.assert_close(layer(tokens()), tokens())
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)

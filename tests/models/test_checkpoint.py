@@ -51,8 +51,8 @@ def test_checkpoint_round_trip_has_its_notes(nano, tmp_path):
 )
 def test_authors_files_are_recognised_in_any_wrapper(wrapper, prefix, tmp_path):
     official = {prefix + name: value for name, value in kit.weights("stvit_small").items()}
-    found = official if wrapper is None else {wrapper: official, "epoch": 3, "args": argparse.Namespace(lr=0.1)}
-    torch.save(found, tmp_path / "official.pth")
+    checkpoint = official if wrapper is None else {wrapper: official, "epoch": 3, "args": argparse.Namespace(lr=0.1)}
+    torch.save(checkpoint, tmp_path / "official.pth")
     model = saccade.create_model("svit_small")
     report = saccade.load_checkpoint(model, tmp_path / "official.pth")
     assert report.source == "svit (official)"

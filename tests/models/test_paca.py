@@ -375,7 +375,7 @@ def test_layer_scale_of_one_is_the_identity_and_of_nearly_zero_removes_the_block
 
 
 def test_post_norm_bounds_the_update_of_a_branch():
-    """After a LayerNorm of scale 1, an update has mean square 1 at every pixel, however large the branch's output."""
+    """After a LayerNorm of scale 1, what a branch adds has mean square 1 at every pixel, however large its output."""
     model = saccade.create_model("paca_nano", norm="post").eval()
     updates = []
     for stage in model.stages:

@@ -1,4 +1,4 @@
-"""SparseFormer against the authors' implementation, in float64 (kit sparseformer_v1_tiny), and its switches."""
+"""SparseFormer against the authors' implementation in float64 (parity kit sparseformer_v1_tiny), and its options."""
 
 import logging
 from functools import cache
@@ -40,7 +40,7 @@ def model() -> nn.Module:
 
 
 def awake(**options) -> nn.Module:
-    """A small model whose zero layers have something to say: tokens bend their points and move their regions."""
+    """Return a small model with random zero-initialised layers: tokens shift their points and move their regions."""
     torch.manual_seed(0)
     model = saccade.create_model("sparseformer_nano", num_classes=5, **options).eval()
     for name, parameter in model.named_parameters():
@@ -55,7 +55,7 @@ def images(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-# The authors' numbers
+# Parity with the authors' code
 
 
 def test_kit_weights_have_the_expected_sums():
@@ -81,8 +81,8 @@ def test_logits_in_float32_are_within_float32_rounding(model):
 def test_every_step_matches_the_authors_code(model):
     """Regions, points, samples, mixing and tokens of every pass."""
     golden, mixed = kit.golden(VARIANT), []
-    looks = [model.focus.blocks[0].tokenizer, model.cortex.blocks[0].tokenizer]
-    hooks = [look.decoder.register_forward_hook(lambda *call: mixed.append(call[-1])) for look in looks]
+    tokenizers = [model.focus.blocks[0].tokenizer, model.cortex.blocks[0].tokenizer]
+    hooks = [tokenizer.decoder.register_forward_hook(lambda *call: mixed.append(call[-1])) for tokenizer in tokenizers]
     with torch.no_grad(), saccade.record(model) as traces:
         passes = model.forward_intermediates(kit.images("224"), output_fmt="NLC", intermediates_only=True)
         features = model.stem(kit.images("224"))
@@ -170,7 +170,7 @@ def test_identify_names_the_model_of_a_checkpoint():
 
 @pytest.mark.shows("SF-53")
 def test_more_tokens_reinitialise_only_embeddings_and_regions():
-    """SF-53: fine-tuning with 81 tokens where the file has 49."""
+    """Fine-tuning with 81 tokens where the file has 49."""
     model = saccade.create_model(NAME, num_tokens=81)
     embeddings, regions = model.embeddings.clone(), model.regions.clone()
     report = saccade.load_checkpoint(model, weights())
@@ -178,9 +178,9 @@ def test_more_tokens_reinitialise_only_embeddings_and_regions():
     assert torch.equal(model.embeddings, embeddings)
     assert torch.equal(model.regions, regions)
     converted = saccade.convert_official(weights(), NAME)
-    kept = [name for name, value in model.state_dict().items() if name not in report.new]
-    assert len(kept) == report.loaded == 152
-    assert all(torch.equal(model.state_dict()[name], converted[name]) for name in kept)
+    loaded = [name for name, value in model.state_dict().items() if name not in report.new]
+    assert len(loaded) == report.loaded == 152
+    assert all(torch.equal(model.state_dict()[name], converted[name]) for name in loaded)
 
 
 def test_features_only_loads_a_classifier_checkpoint():
@@ -192,11 +192,11 @@ def test_features_only_loads_a_classifier_checkpoint():
     assert saccade.load_checkpoint(again, model.model.state_dict()).new == {}
 
 
-# Forms of output
+# Outputs
 
 
 def test_dense_features_are_the_tokens_of_their_regions():
-    """A token given a region of its own is what the map says there."""
+    """At the centre of its region, the map is nearest to the token."""
     model, inputs = awake(num_tokens=4, region_init="cell"), images(1, 3, 64, 64)
     with torch.no_grad():
         tokens, regions, _ = model.forward_tokens(inputs)
@@ -235,18 +235,17 @@ def test_intermediates_are_the_tokens_of_every_pass():
 
 @pytest.mark.shows("SF-78")
 def test_head_without_pooling_classifies_every_token():
-    """SF-78."""
     model, inputs = awake(), images(2, 3, 64, 64)
     with torch.no_grad():
         tokens = model.forward_features(inputs)
         expected = torch.stack([model.forward_head(tokens[:, i : i + 1]) for i in range(36)], 1)
         model.reset_classifier(5, "")
         model.head.fc.load_state_dict(awake().head.fc.state_dict())
-        answers = model(inputs)
-    torch.testing.assert_close(answers, expected)
+        logits = model(inputs)
+    torch.testing.assert_close(logits, expected)
 
 
-# Switches
+# Options
 
 
 @pytest.mark.shows("SF-38")
@@ -281,9 +280,9 @@ def test_every_repeat_samples_again(repeats):
 def test_image_features_have_the_expected_grid(option, grid):
     model, inputs = awake(image_features=option), images(2, 3, 48, 70)
     with torch.no_grad(), saccade.record(model) as traces:
-        alone, together = model(inputs[:1]), model(inputs)
+        alone, batch = model(inputs[:1]), model(inputs)
     assert traces[0].size == grid
-    torch.testing.assert_close(together[:1], alone, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(batch[:1], alone, rtol=1e-4, atol=1e-4)
     maps = model.forward_intermediates(inputs, intermediates_only=True)
     assert [tuple(level.shape[2:]) for level in maps] == [(12, 18), (6, 9), (3, 5), (2, 3)]
     dense = saccade.create_model("sparseformer_nano", image_features=option, features_only=True)
@@ -309,7 +308,7 @@ def test_every_decoding_trains(decoding):
 
 @pytest.mark.shows("SF-51")
 def test_drop_path_rates_rise_over_passes():
-    """SF-51: 12 rates for Tiny, though its focusing block is one."""
+    """12 rates for Tiny: its one focusing block runs four times."""
     model = saccade.create_model(NAME, drop_path_rate=0.2)
     rates = torch.tensor(model.focus.rates + model.cortex.rates)
     torch.testing.assert_close(rates, torch.linspace(0, 0.2, 12))
@@ -363,7 +362,7 @@ def test_authors_weights_are_finite_in_half_precision(model, dtype):
 
 @pytest.mark.shows("SF-12")
 def test_scaled_loss_gives_scaled_gradients():
-    """What a GradScaler does, with the bound on the points' gradients told of it."""
+    """As with a GradScaler: the bound on the gradients of points is scaled with the loss."""
     model, inputs = awake().double().train(), images(2, 3, 64, 64).double()
     plain = torch.autograd.grad(100 * model(inputs).square().sum(), list(model.parameters()))
     model.set_loss_scale(1024.0)
@@ -378,11 +377,11 @@ def test_scaled_loss_gives_scaled_gradients():
 
 def test_new_loss_scale_does_not_recompile():
     counter = CompileCounterWithBackend("aot_eager")
-    look = awake().focus.blocks[0].tokenizer
-    compiled = torch.compile(look, fullgraph=True, backend=counter)
+    tokenizer = awake().focus.blocks[0].tokenizer
+    compiled = torch.compile(tokenizer, fullgraph=True, backend=counter)
     inputs = images(1, 36, 128), awake().regions.detach()[None], images(1, 48, 16, 16)
     for scale in (1.0, 65536.0, 32768.0):
-        look.loss_scale.fill_(scale)
+        tokenizer.loss_scale.fill_(scale)
         compiled(*inputs)[0].sum().backward()
     assert counter.frame_count == 1
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""VideoSparseFormer: image weights inflate, a still clip is its image, time is an axis like the others."""
+"""VideoSparseFormer: inflation of image weights, still clips against their image, the axis of time."""
 
 import logging
 import subprocess
@@ -29,7 +29,7 @@ def filled() -> dict[str, Tensor]:
 
 
 def awake(name: str, seed: int = 0, **options) -> nn.Module:
-    """A small model whose zero layers have something to say: tokens bend their points and move their regions."""
+    """Return a small model with random zero-initialised layers: tokens shift their points and move their regions."""
     torch.manual_seed(seed)
     model = saccade.create_model(name, **({"num_classes": 5} | SMALL | options)).double().eval()
     for key, parameter in model.named_parameters():
@@ -55,7 +55,7 @@ def still(images: Tensor, frames: int) -> Tensor:
 
 @pytest.mark.shows("SF-61")
 def test_still_clip_matches_the_authors_image_model():
-    """SF-61 with the authors' weights: n_t = 1, every frame the same, the recorded logits."""
+    """With the authors' weights, n_t = 1 and equal frames, the logits are those of the authors' image model."""
     model = saccade.create_model("video_sparseformer_tiny", num_classes=1000, inflation=1)
     saccade.load_checkpoint(model, filled())
     with torch.no_grad():
@@ -66,9 +66,9 @@ def test_still_clip_matches_the_authors_image_model():
 @pytest.mark.shows("SF-61")
 @pytest.mark.parametrize("inflation", [1, 2, 4])
 def test_still_clip_equals_its_image_for_every_inflation(inflation):
-    """Equal tokens in every segment attend alike, so their mean is the image's, while no segment is short of a frame.
+    """Segments with equal tokens attend alike, so their mean is that of the image, if every segment has a frame.
 
-    With more segments than frames the first and the last look half a frame out of the clip, where nothing is.
+    With more segments than frames, the first and the last sample half a frame outside the clip, which is zero.
     """
     image, model = awake("sparseformer_nano"), video(inflation=inflation)
     saccade.load_checkpoint(model, image.state_dict())
@@ -91,9 +91,9 @@ def test_inflation_is_reported(caplog):
     assert torch.equal(model.head.fc.weight, before)
     assert report.changed["embeddings"] == report.changed["regions"] == "repeated for 8 segments of time"
     zeros = {key for key, how in report.changed.items() if how == "zeros along time"}
-    looks = ("focus.blocks.0.tokenizer", "cortex.blocks.0.tokenizer")
+    tokenizers = ("focus.blocks.0.tokenizer", "cortex.blocks.0.tokenizer")
     parts = ("placer.grid", "placer.to_offset.weight", "adjuster.to_delta.weight")
-    assert zeros == {f"{look}.{part}" for look in looks for part in parts}
+    assert zeros == {f"{tokenizer}.{part}" for tokenizer in tokenizers for part in parts}
     assert "6 changed (zeros along time)" in caplog.text
     assert "2 changed (repeated for 8 segments of time): " in caplog.text
 
@@ -132,7 +132,7 @@ def test_authors_video_layout_is_identified_and_loads():
     """Kernel 1x7x7, boxes x1 y1 t1 x2 y2 t2; the names are the image model's."""
     theirs = saccade.create_model("video_sparseformer_tiny", num_classes=1000)
     saccade.load_checkpoint(theirs, filled())
-    names = kit.official_names(VARIANT, lambda found: saccade.convert_official(found, "sparseformer_tiny"))
+    names = kit.official_names(VARIANT, lambda official: saccade.convert_official(official, "sparseformer_tiny"))
     official = {names[name]: value for name, value in theirs.state_dict().items()}
     official["feat_extractor.conv1.weight"] = official["feat_extractor.conv1.weight"].unsqueeze(2)
     assert identify(official) == ("video_sparseformer_tiny", 1000)
@@ -143,12 +143,12 @@ def test_authors_video_layout_is_identified_and_loads():
 
 
 def test_checkpoint_round_trip_is_exact(tmp_path):
-    model, twin = video(), video(seed=1)
+    model, copy = video(), video(seed=1)
     saccade.save_checkpoint(model, tmp_path / "video.safetensors")
-    assert saccade.load_checkpoint(twin, tmp_path / "video.safetensors").changed == {}
+    assert saccade.load_checkpoint(copy, tmp_path / "video.safetensors").changed == {}
     pixels = clips(1, 3, 4, 32, 32)
     with torch.no_grad():
-        assert torch.equal(twin(pixels), model(pixels))
+        assert torch.equal(copy(pixels), model(pixels))
 
 
 # Time
@@ -168,8 +168,8 @@ def test_initial_tubes_sample_their_own_frames():
     model = saccade.create_model("video_sparseformer_nano", **SMALL).double().eval()
     pixels = clips(1, 3, 8, 32, 32).requires_grad_()
     features = model.stem(pixels[0].transpose(0, 1)).transpose(0, 1)[None]
-    look = model.focus.blocks[0].tokenizer
-    tokens, _, _ = look(model.embeddings[None], model.regions[None], features)
+    tokenizer = model.focus.blocks[0].tokenizer
+    tokens, _, _ = tokenizer(model.embeddings[None], model.regions[None], features)
     for segment in range(4):
         (gradient,) = torch.autograd.grad(tokens[0, 4 * segment], pixels, torch.ones(32).double(), retain_graph=True)
         touched = set((gradient.abs().amax((0, 1, 3, 4)) > 0).nonzero().flatten().tolist())
@@ -179,15 +179,15 @@ def test_initial_tubes_sample_their_own_frames():
 
 @pytest.mark.shows("SF-57")
 def test_reversed_clip_equals_mirrored_tubes():
-    """Nothing but the coordinate t knows about time: mirror it in the weights and a reversed clip is the same clip."""
+    """Only the coordinate t depends on time: with t mirrored in the weights, a reversed clip gives the same logits."""
     model, mirrored = video(), video()
     with torch.no_grad():
         mirrored.regions[:, [2, 5]] = 1 - model.regions[:, [5, 2]]
         for part in (mirrored.focus, mirrored.cortex):
-            look = part.blocks[0].tokenizer
-            look.placer.grid.view(9, 3)[:, 2] *= -1
-            look.placer.to_offset.weight.view(9, 3, -1)[:, 2] *= -1
-            look.adjuster.to_delta.weight[2] *= -1  # the shift; a length has no direction
+            tokenizer = part.blocks[0].tokenizer
+            tokenizer.placer.grid.view(9, 3)[:, 2] *= -1
+            tokenizer.placer.to_offset.weight.view(9, 3, -1)[:, 2] *= -1
+            tokenizer.adjuster.to_delta.weight[2] *= -1  # the shift; a length has no direction
         pixels = clips(2, 3, 6, 32, 32)
         torch.testing.assert_close(mirrored(pixels.flip(2)), model(pixels))
         assert not torch.allclose(model(pixels.flip(2)), model(pixels))
@@ -246,7 +246,7 @@ def test_point_between_frames_counts_in_both():
     torch.testing.assert_close(maps.flatten(), torch.tensor([0.25, 0.75, 0.0, 0.0]))
 
 
-# The surface
+# Interface
 
 
 def test_intermediates_are_the_tokens_of_every_pass():

@@ -1,4 +1,4 @@
-"""What the SparseFormer paper prints about its video models, from tables.json (Tables 5 and 6), at 32 frames of 224 px.
+"""Costs that the SparseFormer paper prints for its video models (Tables 5 and 6), at 32 frames of 224 px.
 
 As for images, the printed costs leave out the two matrix products of the adaptive mixing.
 """
@@ -11,7 +11,7 @@ from tests.paper.precision import agrees, check_madds, check_params
 from tests.paper.test_sparseformer_numbers import without_mixing
 
 TINY, CLIP = "video_sparseformer_tiny", (3, 32, 224, 224)
-SIZES = [  # Table 5, SF-62: parameters, multiply-adds, recounted
+SIZES = [  # Table 5: parameters, multiply-adds, recounted
     ("video_sparseformer_tiny", "31", "22", 22.2),
     ("video_sparseformer_small", "48", "38", 38.0),
     ("video_sparseformer_base", "81", "74", 73.6),
@@ -39,9 +39,9 @@ def test_inflations_have_printed_costs(inflation, madds, recounted):
 
 @pytest.mark.shows("SF-62")
 def test_inflation_of_16_costs_42_g_not_32():
-    """Table 6 prints 32 G for inflation 16: of 7, 13, 22 the next step cannot be 10; 42 is meant (SF-62).
+    """Table 6 prints 32 G for inflation 16, after 7, 13 and 22 G; 42 is meant.
 
-    And with the mixing counted, as `saccade models` does, tiny is 0.07 G past the rounding of 22.
+    With the mixing counted, as `saccade models` does, Tiny is 0.07 G above the tolerance of 22.
     """
     cost = without_mixing(TINY, CLIP, inflation=16)
     assert not agrees(cost.madds / 1e9, "32", 0.02)
@@ -51,6 +51,6 @@ def test_inflation_of_16_costs_42_g_not_32():
 
 @pytest.mark.shows("SF-59")
 def test_more_frames_cost_their_early_convolution_only():
-    """SF-59: twice the frames, twice the early convolution and nothing else."""
+    """Twice the frames cost twice the early convolution and nothing else."""
     one, two = (count(TINY, (3, frames, 224, 224)).madds for frames in (16, 32))
     assert two - one == 16 * 96 * 3 * 7**2 * 112**2

@@ -1,4 +1,4 @@
-"""What the VT paper prints about its models: Tables 1 to 8, and the claims about cost (VT-37 … VT-49, VT-76, VT-77)."""
+"""Costs that the VT paper prints (Tables 1 to 8), and its claims about cost."""
 
 import pytest
 import torch
@@ -37,13 +37,13 @@ from tests.paper.vt_tables import RATIOS, ROWS
 )
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table}-{row.label}")
 def test_costs_match_printed_tables(row):
-    found = vt_tables.cost(row)
+    cost = vt_tables.cost(row)
     if row.params:
-        check_params(found.params, row.params)
+        check_params(cost.params, row.params)
     if row.exception:
-        assert not agrees(found.madds / 1e9, row.madds, 0.02), "no longer an exception"
+        assert not agrees(cost.madds / 1e9, row.madds, 0.02), "no longer an exception"
     else:
-        check_madds(found.madds, row.madds)
+        check_madds(cost.madds, row.madds)
 
 
 @pytest.mark.shows("VTR-10")
@@ -55,9 +55,9 @@ def test_vt_r50_is_the_only_exception():
 @pytest.mark.shows("VT-76", "VTR-12")
 @pytest.mark.parametrize("row", RATIOS, ids=lambda row: row.label)
 def test_reductions_match_table_1(row):
-    for i, (found, printed) in enumerate(zip(vt_tables.ratios(row), row.printed, strict=True)):
+    for i, (ratio, printed) in enumerate(zip(vt_tables.ratios(row), row.printed, strict=True)):
         if printed:
-            assert agrees(found, printed, 0.02) == (i not in row.exceptions), (i, found, printed)
+            assert agrees(ratio, printed, 0.02) == (i not in row.exceptions), (i, ratio, printed)
 
 
 @pytest.mark.shows(
@@ -65,7 +65,7 @@ def test_reductions_match_table_1(row):
 )
 @pytest.mark.parametrize(
     ("name", "options", "madds", "params"),
-    [  # to the digits of the reconstruction itself, far finer than the paper's
+    [  # the digits of the reconstruction, finer than the paper's
         ("vt_resnet18", {}, 1568.96, 11.673),
         ("vt_resnet18", dict(recurrence="full"), 1578.95, 11.673),
         ("vt_resnet18", dict(recurrence="full", num_tokens=64), 1979.74, 11.685),
@@ -82,14 +82,14 @@ def test_reductions_match_table_1(row):
     ],
 )
 def test_reconstruction_costs_are_exact(name, options, madds, params):
-    found = count(name, 224, **options)
-    assert found.madds / 1e6 == pytest.approx(madds, abs=0.006)
-    assert params is None or found.params / 1e6 == pytest.approx(params, abs=0.001)
+    cost = count(name, 224, **options)
+    assert cost.madds / 1e6 == pytest.approx(madds, abs=0.006)
+    assert params is None or cost.params / 1e6 == pytest.approx(params, abs=0.001)
 
 
 @pytest.mark.shows("VTR-05")
 def test_equations_3_and_4_as_printed_cost_the_same():
-    """VTR-05: keys and queries a quarter as wide, no values, two matrices behind: 2.5 C_T² weights either way."""
+    """Keys and queries a quarter as wide, no values, two feed-forward matrices: 2.5 C_T² weights, too."""
     ours, letter = count("vt_resnet18"), count("vt_resnet18", relation="equations")
     assert letter.madds == pytest.approx(ours.madds, rel=1e-4)
     assert letter.params == pytest.approx(ours.params, rel=2e-3)
@@ -105,7 +105,7 @@ def test_reported_costs_match_the_tables():
 
 
 def stage_cost(size):
-    """Multiply-adds of VT-R18's two modules, split into what pixels cost and what tokens cost."""
+    """Multiply-adds of VT-R18's two modules, per part of a module."""
     with torch.device("meta"):
         model = saccade.create_model("vt_resnet18", project_last=True).eval()
     counter = FlopCounterMode(display=False)
@@ -118,7 +118,6 @@ def stage_cost(size):
 
 @pytest.mark.shows("VT-69", "VT-77")
 def test_relation_cost_is_constant_and_pixel_cost_is_linear():
-    """VT-77, VT-69."""
     small, large, huge = stage_cost(224), stage_cost(448), stage_cost(896)
     assert {"blocks.0.tokenizer", "blocks.0.relation", "blocks.1.projector"} <= set(small)
     for name in small:
@@ -131,7 +130,7 @@ def test_relation_cost_is_constant_and_pixel_cost_is_linear():
 @pytest.mark.shows("VT-68", "VTR-13")
 @pytest.mark.parametrize(
     ("size", "tokens", "madds"),
-    [  # VTR-13; the paper prints 8.5 and 2.0
+    [  # the paper prints 8.5 and 2.0
         ((800, 1216), (16, 16, 8, 8), 8.502),
         ((800, 1216), (8, 8, 8, 8), 7.750),
         ((473, 473), (16, 16, 8, 8), 2.168),
@@ -139,7 +138,7 @@ def test_relation_cost_is_constant_and_pixel_cost_is_linear():
     ],
 )
 def test_vt_fpn_layer_has_the_cost_of_its_modules(size, tokens, madds):
-    """A tokenizer and a projector a level of ResNet-50, one transformer over all tokens."""
+    """A tokenizer and a projector per level of ResNet-50, one transformer over all tokens."""
     dims, strides = (256, 512, 1024, 2048), (4, 8, 16, 32)
     with torch.device("meta"):
         tokenizers = [
@@ -149,8 +148,8 @@ def test_vt_fpn_layer_has_the_cost_of_its_modules(size, tokens, madds):
         projectors = [TokenProjector(dim, 256, 1024).eval() for dim in dims]
         maps = [torch.empty(1, d, -(-size[0] // s), -(-size[1] // s)) for d, s in zip(dims, strides, strict=True)]
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            found = [tokenizer(features)[0] for tokenizer, features in zip(tokenizers, maps, strict=True)]
-            related = transformer(torch.cat(found, dim=1)).split(tokens, dim=1)
+            grouped = [tokenizer(features)[0] for tokenizer, features in zip(tokenizers, maps, strict=True)]
+            related = transformer(torch.cat(grouped, dim=1)).split(tokens, dim=1)
             for projector, features, own in zip(projectors, maps, related, strict=True):
                 assert projector(features, own).shape == (1, 256, *features.shape[2:])
     assert counter.get_total_flops() / 2e9 == pytest.approx(madds, abs=0.001)

@@ -18,8 +18,8 @@ MARK = "<!-- {}: printed by python -m tests.paper.vt_tables -->"
 
 FULL = dict(recurrence="full")
 FOUR = "4 tokens; the text says 16"
-HALF = "half of the tokens asks (the default)"
-ALL = "all tokens ask"
+HALF = "half of the tokens are queries (the default)"
+ALL = "all tokens are queries"
 
 
 class Row(NamedTuple):
@@ -68,10 +68,10 @@ ROWS = [
         reason="3.280 in Tables 2, 3, 7 for the same model; equals the pooling row of Table 3",
     ),
     Row("4", "R34, without", "3.335", "", "vt_resnet34", dict(recurrence="none"), "24, then 28 tokens"),
-    Row("5", "R18, none", "1.528", "", "vt_resnet18", FULL | dict(relation="none"), f"{ALL}; feed-forward is kept"),
+    Row("5", "R18, none", "1.528", "", "vt_resnet18", FULL | dict(relation="none"), f"{ALL}; feed-forward stays"),
     Row("5", "R18, graph convolution", "1.528", "", "vt_resnet18", FULL | dict(relation="graph"), ALL),
     Row("5", "R18, transformer", "1.580", "", "vt_resnet18", FULL, ALL),
-    Row("5", "R34, none", "3.222", "", "vt_resnet34", FULL | dict(relation="none"), f"{ALL}; feed-forward is kept"),
+    Row("5", "R34, none", "3.222", "", "vt_resnet34", FULL | dict(relation="none"), f"{ALL}; feed-forward stays"),
     Row("5", "R34, graph convolution", "3.223", "", "vt_resnet34", FULL | dict(relation="graph"), ALL),
     Row("5", "R34, transformer", "3.299", "", "vt_resnet34", FULL, ALL),
     Row("6", "R18, 16 tokens", "1.579", "11.6", "vt_resnet18", FULL, f"{ALL}; 11.64 M without batch norm"),
@@ -83,7 +83,7 @@ ROWS = [
     Row("7", "R18, with projector", "1.569", "", "vt_resnet18", reason=HALF),
     Row(
         *("7", "R18, without", "1.498", "", "vt_resnet18", dict(projector=False)),
-        reason="nothing new to read in the map: later modules only relate",
+        reason="the features do not change: later modules only relate",
     ),
     Row("7", "R34, with projector", "3.280", "", "vt_resnet34", reason=HALF),
     Row("7", "R34, without", "3.159", "", "vt_resnet34", dict(projector=False), "later modules only relate"),
@@ -97,7 +97,7 @@ ROWS = [
     Row("8", "R50", "4.089", "25.5", "resnet50", reason="the baseline, timm's"),
     Row(
         *("8", "VT-R50", "3.412", "21.4", "vt_resnet50"),
-        reason="16 tokens, as the text says; the figure is that of 4",
+        reason="16 tokens, as the text says; the printed cost is that of 4",
         exception="madds",
     ),
     Row("8", "VT-R50, as printed", "3.412", "21.4", "vt_resnet50", dict(num_tokens=4), FOUR),
@@ -163,12 +163,12 @@ def _count(model: str, options: str) -> Cost:
 def ratios(row: Ratio) -> tuple[float, float, float, float]:
     """Baseline over VT: multiply-adds in all and of stage 5, parameters in all and of stage 5.
 
-    Stage 5 is what stands between the third ResNet stage and the classifier.
+    Stage 5 is everything between the third ResNet stage and the classifier.
     """
     ours, theirs = costs(row.model, **row.options), costs(row.baseline)
-    trunk = costs(row.model, features_only=True, out_indices=(0, 1, 2))
+    backbone = costs(row.model, features_only=True, out_indices=(0, 1, 2))
     bare = costs(row.model, num_classes=0, **row.options), costs(row.baseline, num_classes=0)
-    stage = [Cost(whole.params - trunk.params, whole.madds - trunk.madds) for whole in bare]
+    stage = [Cost(model.params - backbone.params, model.madds - backbone.madds) for model in bare]
     return (
         theirs.madds / ours.madds,
         stage[1].madds / stage[0].madds,
@@ -183,8 +183,8 @@ def cost_table() -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in ROWS:
-        found = cost(row)
-        madds, params = found.madds / 1e9, found.params / 1e6
+        counted = cost(row)
+        madds, params = counted.madds / 1e9, counted.params / 1e6
         options = ", ".join(f"{key}={value!r}" for key, value in row.options.items())
         lost = not row.params
         cells = (
@@ -213,12 +213,12 @@ def difference(ours: float, printed: str, relative: float) -> str:
 
 
 def write() -> None:
-    """Replace what stands between the marks of docs/vt.md."""
+    """Replace the tables between the marks of docs/vt.md."""
     page = PAGE.read_text()
     for name, table in (("costs", cost_table()), ("ratios", ratio_table())):
         start, end = MARK.format(name), MARK.format(f"end of {name}")
-        before, rest = page.split(start)
-        page = f"{before}{start}\n\n{table}\n\n{end}{rest.split(end)[1]}"
+        before, after = page.split(start)
+        page = f"{before}{start}\n\n{table}\n\n{end}{after.split(end)[1]}"
     PAGE.write_text(page)
 
 

@@ -202,11 +202,11 @@ class RecordShapes(TorchDispatchMode):
 def square_shapes(side: int, **switches) -> list[tuple[int, ...]]:
     """Shapes in which the number of pixels of a stage occurs twice."""
     model = saccade.create_model("paca_small", depths=(1, 1, 1, 1), **switches).eval()
-    with torch.no_grad(), RecordShapes() as recorded:
+    with torch.no_grad(), RecordShapes() as operations:
         model(torch.zeros(1, 3, side, side))
     pixels = [(side // stride) ** 2 for stride in (4, 8, 16, 32)]
-    assert (1, 96, side // 4, side // 4) in recorded.shapes
-    return [shape for shape in recorded.shapes if any(shape.count(number) > 1 for number in pixels)]
+    assert (1, 96, side // 4, side // 4) in operations.shapes
+    return [shape for shape in operations.shapes if any(shape.count(number) > 1 for number in pixels)]
 
 
 @pytest.mark.shows("PACA-68", "PACA-70")

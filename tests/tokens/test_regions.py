@@ -96,9 +96,9 @@ def test_point_placer_starts_on_a_grid_that_spans_the_region():
 @pytest.mark.shows("SF-06", "SF-08")
 def test_point_placer_scale_of_eq_3_gives_half_the_grid():
     tokens, regions, _ = scene()
-    whole, half = (randomised(PointPlacer(16, 9, scale=scale))(tokens, regions)[1] for scale in (1.0, 0.5))
+    full, half = (randomised(PointPlacer(16, 9, scale=scale))(tokens, regions)[1] for scale in (1.0, 0.5))
     centre = centre_and_size(regions)[0].unsqueeze(2)
-    torch.testing.assert_close(half - centre, (whole - centre) / 2)
+    torch.testing.assert_close(half - centre, (full - centre) / 2)
 
 
 @pytest.mark.shows("SF-17", "SF-47")
