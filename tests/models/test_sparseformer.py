@@ -385,3 +385,53 @@ def test_new_loss_scale_does_not_recompile():
         compiled(*inputs)[0].sum().backward()
     assert counter.frame_count == 1
     torch._dynamo.reset()
+
+
+# Initialisation (appendix A.3)
+
+
+@pytest.mark.shows("SF-02")
+def test_tokens_are_trainable_embeddings_and_regions_without_position():
+    """Embeddings and regions are parameters; equal embeddings in equal regions stay equal, wherever in the list."""
+    model, inputs = awake(num_tokens=9, region_init="whole"), images(1, 3, 64, 64)
+    assert {"embeddings", "regions"} <= set(dict(model.named_parameters()))
+    with torch.no_grad():
+        model.embeddings.copy_(model.embeddings[:1].expand_as(model.embeddings))
+        tokens, regions, _ = model.forward_tokens(inputs)
+    torch.testing.assert_close(tokens, tokens[:, :1].expand_as(tokens))
+    torch.testing.assert_close(regions, regions[:, :1].expand_as(regions))
+
+
+@pytest.mark.shows("SF-42")
+def test_linear_layers_start_with_a_truncated_normal_and_zero_bias():
+    """Standard deviation 0.02, at most 2; layers with an initialisation of their own are excluded."""
+    torch.manual_seed(0)
+    model = saccade.create_model("sparseformer_tiny")
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not name.endswith(("to_offset", "to_delta", "to_weights"))
+    }
+    assert len(layers) == 42
+    for name, layer in layers.items():
+        assert layer.weight.std().item() == pytest.approx(0.02, rel=0.05), name
+        assert layer.weight.abs().max() <= 2
+        assert layer.bias is None or not layer.bias.any(), name
+
+
+@pytest.mark.shows("SF-48")
+def test_norms_before_region_layers_start_small_and_embeddings_with_unit_deviation():
+    torch.manual_seed(0)
+    model = saccade.create_model("sparseformer_tiny")
+    small = ("placer.norm", "adjuster.norm", "decoder.norm")
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+    assert sum(name.endswith(small) for name in norms) == 6
+    for name, norm in norms.items():
+        gain = norm.normalized_shape[0] ** -0.5 if name.endswith(small) else 1.0
+        torch.testing.assert_close(norm.weight, torch.full_like(norm.weight, gain))
+        assert not norm.bias.any()
+    assert model.embeddings.std().item() == pytest.approx(0.88, rel=0.03)  # unit normal, truncated at 2
+    assert model.embeddings.abs().max() <= 2
+    conv = model.stem.conv
+    assert conv.weight.std().item() == pytest.approx((2 / (96 * 49)) ** 0.5, rel=0.03)
+    assert not conv.bias.any()

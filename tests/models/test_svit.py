@@ -155,3 +155,66 @@ def test_an_option_without_a_number_per_stage_raises(options):
     (name,) = options
     with pytest.raises(ValueError, match=f"{name} must be 4 numbers, one per stage; got"):
         saccade.create_model("svit_nano", **options)
+
+
+@pytest.mark.shows("SVIT-30")
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("svit_small", [0, 0, 0, 0]), ("svit_base", [0, 0, 1e-6, 1e-6]), ("svit_large", [0, 0, 1e-6, 1e-6])],
+)
+def test_layer_scale_is_in_the_last_two_stages_of_base_and_large(name, values):
+    """0 stands for a block without layer scale; the option is per stage."""
+    with torch.device("meta"):
+        model = saccade.create_model(name)
+    scales = [getattr(block.scale1, "gamma", None) for stage in model.stages for block in stage.blocks]
+    depths = [len(stage.blocks) for stage in model.stages]
+    assert [scale is not None for scale in scales] == [
+        value > 0 for value, depth in zip(values, depths, strict=True) for _ in range(depth)
+    ]
+    nano = saccade.create_model("svit_nano", layer_scale=[value or None for value in values])
+    for stage, value in zip(nano.stages, values, strict=True):
+        for block in stage.blocks:
+            for scale in (block.scale1, block.scale2):
+                assert (scale.gamma == value).all() if value else isinstance(scale, torch.nn.Identity)
+
+
+@pytest.mark.shows("SVIT-31")
+def test_initial_weights_are_those_of_the_authors_code():
+    """Linear layers: truncated normal of 0.02, zero bias. Norms: 1 and 0. Convolutions: PyTorch's uniform default."""
+    torch.manual_seed(0)
+    model = saccade.create_model("svit_small")
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            assert module.weight.std().item() == pytest.approx(0.02, rel=0.05)
+            assert module.weight.mean().abs() < 0.001
+            assert module.bias is None or not module.bias.any()
+        elif isinstance(module, torch.nn.LayerNorm | torch.nn.BatchNorm2d):
+            assert (module.weight == 1).all()
+            assert (module.bias == 0).all()
+        elif isinstance(module, torch.nn.Conv2d) and module.weight.numel() > 10_000:
+            bound = (module.in_channels // module.groups * module.kernel_size[0] ** 2) ** -0.5
+            assert 0.99 * bound < module.weight.abs().max() <= bound
+
+
+@pytest.mark.shows("SVIT-31")
+def test_drop_path_rises_linearly_over_all_blocks():
+    with torch.device("meta"):
+        model = saccade.create_model("svit_small", drop_path_rate=0.1)
+    rates = [getattr(block.drop_path2, "drop_prob", 0.0) for stage in model.stages for block in stage.blocks]
+    assert rates == pytest.approx([0.1 * i / 19 for i in range(20)])
+
+
+@pytest.mark.shows("SVIT-54")
+@pytest.mark.parametrize("super_token", [None, (16, 8, 2, 1)])
+def test_dense_backbones_have_the_grid_of_classification_unless_given(super_token):
+    options = {} if super_token is None else {"super_token": super_token}
+    expected = list(super_token or (8, 4, 1, 1))
+    with torch.device("meta"):
+        backbones = [
+            saccade.create_segmenter("svit_small", "upernet", 5, backbone_kwargs=options).backbone,
+            saccade.create_detector("svit_small", "mask_rcnn", 5, backbone_kwargs=options).backbone,
+        ]
+    for backbone in backbones:
+        blocks = [module for module in backbone.modules() if type(module).__name__ == "SViTStage"]
+        tokenizers = [getattr(stage.blocks[0].attn, "tokenizer", None) for stage in blocks]
+        assert [1 if tokenizer is None else tokenizer.cell for tokenizer in tokenizers] == expected

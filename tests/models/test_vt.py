@@ -374,3 +374,19 @@ def test_vt_nano_trains_to_classify_stripes():
 
 def test_models_are_instances_of_vt():
     assert all(isinstance(create(name), VT) for name in ("vt_nano", "vt_resnet18"))
+
+
+@pytest.mark.shows("VT-31", "VT-34", "VT-78")
+@pytest.mark.parametrize(
+    ("name", "channels"), [("vt_resnet18", 256), ("vt_resnet34", 256), ("vt_resnet50", 1024), ("vt_resnet101", 1024)]
+)
+@pytest.mark.parametrize(("pool", "side"), [(False, 14), (True, 7)])
+def test_16_tokens_are_grouped_from_14x14_pixels(name, channels, pool, side):
+    """At 224 px; graph networks for images have 128 to 340 nodes. `pool` halves the side."""
+    with torch.device("meta"):
+        model = create(name, pool=pool)
+        shapes = []
+        model.layer4.blocks[0].tokenizer.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape))
+        tokens = model.forward_tokens(torch.empty(1, 3, 224, 224))
+    assert shapes == [(1, channels, side, side)]
+    assert tokens.shape == (1, 16, 1024)

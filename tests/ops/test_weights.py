@@ -1,4 +1,4 @@
-"""Weights cast in one batch and cached layouts: the same outputs, whatever happened to the weights or the model before."""
+"""Weights cast in one batch and cached layouts: equal outputs, whatever happened to weights or model before."""
 
 import copy
 import pickle

@@ -66,6 +66,22 @@ def test_clusters_in_every_stage_match_table_4(clusters, where, params, cost):
     check_madds(result.madds, cost)
 
 
+@pytest.mark.shows("PACA-67")
+def test_ade20k_rows_of_table_4_are_in_the_printed_order():
+    """(49, 64, 81, 100) costs more than (49, 49, 49, 0); the authors' documentation has the two rows swapped.
+
+    On ADE20K every number of clusters that is not zero becomes 200.
+    """
+    four, three = (
+        count(build("paca_small", "paca", backbone_kwargs={"clusters": clusters}), 512)
+        for clusters in ((200, 200, 200, 200), (200, 200, 200, 0))
+    )
+    assert (round(four.params / 1e6, 1), round(three.params / 1e6, 1)) == (23.4, 23.2)
+    assert four.madds > three.madds
+    check_madds(four.madds, "47.3")
+    check_madds(three.madds, "47.2")
+
+
 @pytest.mark.shows("PACA-52")
 def test_paca_head_has_its_cost():
     """About 1.45M and 15.5 G at 512 x 512."""
