@@ -1,32 +1,41 @@
 """Compare compiled with eager training and find the first non-finite value (needs a GPU).
 
-    python benchmarks/check_compiled_training.py svit_nano --steps 300                  # every set of kernels
-    python benchmarks/check_compiled_training.py svit_nano --kernels depthwise super_tokens --steps 300
+    python benchmarks/check_compiled_training.py svit_nano --steps 300                  # every set of operations
+    python benchmarks/check_compiled_training.py svit_nano --ops depthwise super_tokens --steps 300
 
-For every set of kernels that torch.compile may use: N training steps under bfloat16 autocast on synthetic images with
-separable classes, then the loss or the first non-finite parameter. Then the gradients of one step from the same
-weights: relative error of compiled kernels and of eager references against float32, largest ratio first. A kernel
-that is wrong under torch.compile differs by orders of magnitude.
+For every set of operations that may run fused under torch.compile: N training steps under bfloat16 autocast on
+synthetic images with separable classes, then the loss or the first non-finite parameter. Then the gradients of one
+step from the same weights: relative error of compiled operations and of eager references against float32, largest
+ratio first. An operation that is wrong under torch.compile differs by orders of magnitude.
 """
 
 import argparse
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 import torch
 import torch.nn.functional as F
 from timm.models import create_model
 
 import saccade  # noqa: F401  (registers the models)
+from saccade import ops
 from saccade.inference.compile import compile_options
-from saccade.ops import COMPILED, enabled, trusted
 
 SETS = {
     "none": (),
-    "default": COMPILED,
-    "depthwise": ("layer_norm", "depthwise_post", "depthwise"),
-    "super_tokens": ("layer_norm", "super_tokens"),
-    "stem": ("to_blocks", "stem_conv", "pool"),
-    "looking": ("layer_norm", "short_attention", "sample"),
+    "all": tuple(ops.REGISTRY),
+    "norms": ("layer_norm", "prenorm", "add", "add_prenorm", "channel_norm", "bias_norm", "norm_act"),
+    "depthwise": ("depthwise_conv", "depthwise_gelu", "conv_mlp"),
+    "super_tokens": ("super_token_group", "super_token_spread"),
+    "attention": ("self_attention", "cross_attention", "pixel_pooling_attention", "token_attention"),
+    "stem": ("first_conv", "stem_conv", "max_pool", "conv_pool_relu", "conv_norm_relu_pool"),
+    "sampling": ("place_points", "sample", "sample_and_mix"),
 }
+
+
+def only(names: Iterable[str]) -> AbstractContextManager[None]:
+    """Run all other operations by their references."""
+    return ops.disabled(*(set(ops.REGISTRY) - set(names)))
 
 
 def synthetic_batch(batch: int, size: int, classes: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -86,11 +95,11 @@ def gradients(args: argparse.Namespace, compiled: bool, exact: bool) -> dict[str
 
 
 def compare(args: argparse.Namespace, names: tuple[str, ...]) -> None:
-    with enabled(False):
+    with ops.enabled(False):
         exact = gradients(args, compiled=False, exact=True)
         references = gradients(args, compiled=False, exact=False)
     torch._dynamo.reset()
-    with trusted(*names):
+    with only(names):
         compiled = gradients(args, compiled=True, exact=False)
 
     def error(values: dict[str, torch.Tensor], name: str) -> float:
@@ -108,13 +117,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--kernels", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--ops", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--rows", type=int, default=5)
     args = parser.parse_args()
-    print(f"eager, all kernels: {train(args, compiled=False)}", flush=True)
-    for name in args.kernels:
+    print(f"eager, all operations: {train(args, compiled=False)}", flush=True)
+    for name in args.ops:
         torch._dynamo.reset()
-        with trusted(*SETS[name]):
+        with only(SETS[name]):
             print(f"compiled, {name}: {train(args, compiled=True)}", flush=True)
         torch._dynamo.reset()
         compare(args, SETS[name])

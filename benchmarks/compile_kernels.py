@@ -3,7 +3,7 @@
     python benchmarks/compile_kernels.py svit_small --mode training            # for sm_90, on one CPU core
     python benchmarks/compile_kernels.py svit_small paca_small --arch 80
 
-The model runs on CPU tensors with launches recorded instead of executed (`saccade.ops._launch`), once per image size;
+The model runs on CPU tensors with launches collected instead of executed (`saccade.ops._launch`), once per image size;
 what Triton would compile for the launches is then compiled for the architecture. The sum is what a first call with a
 cold kernel cache waits for, on this CPU.
 """

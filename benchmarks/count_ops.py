@@ -1,25 +1,25 @@
 """Count the launches of one forward pass, by operation and source line: `python benchmarks/count_ops.py MODEL …`.
 
-Counts ATen operations that are not views, on a CPU under bfloat16 autocast. With `--kernels` a fused kernel counts as
-one operation, as on a GPU; its output is not computed. Fewer launches make launch-bound models faster.
+Counts ATen operations that are not views, on a CPU under bfloat16 autocast. With `--kernels` the operations of
+`saccade.ops` run fused and every Triton launch counts as one operation; its output is not computed.
+Fewer launches make launch-bound models faster.
 """
 
 import argparse
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from timm.models import create_model
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import saccade
-from saccade.ops import cudnn, enabled
-from saccade.ops.launch import Launch
-from saccade.layers import casts
+from saccade import ops
+from saccade.ops._launch import Kernel
 
 NOT_LAUNCHED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "_unsafe_view")
 
@@ -34,7 +34,8 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if not func.is_view and func.overloadpacket.__name__ not in NOT_LAUNCHED:
+        fused = func.namespace == "saccade"  # its kernels are counted instead
+        if not func.is_view and not fused and func.overloadpacket.__name__ not in NOT_LAUNCHED:
             own_lines = [line for line in traceback.extract_stack()[:-1] if "/saccade/" in line.filename]
             self.names[func.overloadpacket.__name__] += 1
             self.lines[
@@ -45,17 +46,12 @@ class Launches(TorchDispatchMode):
 
 @contextmanager
 def simulated_gpu(counts: Launches) -> Iterator[None]:
-    """Dispatch as on a GPU; each kernel counts as one launch and computes nothing."""
+    """Dispatch to Triton on CPU tensors; each launch is counted and computes nothing. cuDNN is not simulated."""
 
-    def start(launch: Launch, *tensors: Tensor) -> None:
-        counts.names["fused kernel"] += 1
+    def launch(kernel: Kernel, *arguments: Any) -> None:
+        counts.names[kernel.function.fn.__name__] += 1
 
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(Tensor, "is_cuda", property(lambda tensor: True)))
-        stack.enter_context(patch.object(Launch, "__call__", start))
-        stack.enter_context(patch.object(cudnn, "THERE", False))  # cuDNN calls cannot be simulated
-        stack.enter_context(patch.object(torch.cuda, "is_current_stream_capturing", lambda: False))
-        stack.enter_context(patch.object(casts, "KIND", "cpu"))
+    with ops.interpreted(), patch.object(Kernel, "__call__", launch):
         yield
 
 
@@ -65,7 +61,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--optimize", action="store_true", help="use saccade.optimize in bfloat16 instead of autocast")
-    parser.add_argument("--kernels", action="store_true", help="count fused kernels as one launch each")
+    parser.add_argument("--kernels", action="store_true", help="run fused kernels, one launch each")
     args = parser.parse_args()
     for name in args.models:
         model, images = create_model(name).eval(), torch.randn(1, 3, args.size, args.size)
@@ -73,7 +69,7 @@ def main() -> None:
             model = saccade.optimize(model, torch.bfloat16)
         low = torch.autocast("cpu", torch.bfloat16, enabled=not args.optimize)
         counts = Launches()
-        with torch.no_grad(), low, simulated_gpu(counts) if args.kernels else enabled(False), counts:
+        with torch.no_grad(), low, simulated_gpu(counts) if args.kernels else ops.enabled(False), counts:
             model(images)
         print(f"{name}: {counts.names.total()} operations")
         for (op, count), (line, number) in zip(

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import saccade
 from saccade.benchmark import describe_machine, interleave
-from saccade.explain.hooks.attention import attentions
-from saccade.explain.drawing.alignment import places
+from saccade.explain.drawing.alignment import record_alignment
+from saccade.explain.hooks.attention import record_attention
 
 
 def steps(name: str, size: int = 224):
@@ -30,7 +30,7 @@ def steps(name: str, size: int = 224):
             model(images)
 
     def everything() -> None:
-        with saccade.record(model) as traces, attentions(model, traces), places(model, (size, size)):
+        with saccade.record(model) as traces, record_attention(model, traces), record_alignment(model, (size, size)):
             model(images)
 
     return [plain, traced, everything]

@@ -70,11 +70,11 @@ def table(results: dict[str, Any]) -> str:
     ways = [way for way in WAYS if any(key.endswith("/" + way) for key in cells)]
     for model in dict.fromkeys(key.partition("/")[0] for key in cells):
         lines += [f"### {model}", "", "| operation | " + " | ".join(ways) + " |", "|---" * (len(ways) + 1) + "|"]
-        found = {way: cells[f"{model}/{way}"] for way in ways if f"{model}/{way}" in cells}
-        for name in sorted({name for cell in found.values() for name in cell["without"]}):
+        measured = {way: cells[f"{model}/{way}"] for way in ways if f"{model}/{way}" in cells}
+        for name in sorted({name for cell in measured.values() for name in cell["without"]}):
             row = []
             for way in ways:
-                cell = found.get(way)
+                cell = measured.get(way)
                 if cell is None or name not in cell["without"]:
                     row.append("")
                     continue

@@ -9,6 +9,7 @@ Interleaved in one process; compare the ratios. `group` is the clustering and po
 import argparse
 import json
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +17,11 @@ from torch import Tensor
 
 import saccade
 from saccade.benchmark import interleave
+from saccade.layers.attention import CrossAttention
 from saccade.layers.grid import to_pixels
 
 
-def multi_head(attention: torch.nn.Module, pixels: Tensor, tokens: Tensor) -> Tensor:
+def multi_head(attention: CrossAttention, pixels: Tensor, tokens: Tensor) -> Tensor:
     """Return the output of PyTorch's multi-head attention with need_weights=True, on the weights of our layer."""
     weight = torch.cat([attention.to_query.weight, attention.to_key_value.weight])
     bias = torch.cat([attention.to_query.bias, attention.to_key_value.bias])
@@ -41,7 +43,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    block = saccade.create_model("paca_small").stages[0].blocks[0].to(args.device).eval()
+    block: Any = saccade.create_model("paca_small").get_submodule("stages.0.blocks.0").to(args.device).eval()
     side = args.size // 4
     features = torch.randn(args.batch, 96, side, side, device=args.device).contiguous(memory_format=torch.channels_last)
     with torch.no_grad():

@@ -21,10 +21,17 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="use torch.compile")
     args = parser.parse_args()
     for name in args.models:
-        options = dict(
-            dtype="bfloat16", channels_last=True, device="cuda", optimized=args.optimize, compiled=args.compiled
+        case = Case(
+            name,
+            args.size,
+            args.batch,
+            args.mode,
+            compiled=args.compiled,
+            dtype="bfloat16",
+            channels_last=True,
+            device="cuda",
+            optimized=args.optimize,
         )
-        case = Case(name, args.size, args.batch, args.mode, **options)
         for on in (True, False):
             with enabled(on):
                 (result,) = measure([case], rounds=5, min_seconds=0.1)

@@ -9,6 +9,7 @@ import argparse
 import statistics
 import time
 from collections import Counter
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,13 +20,15 @@ from saccade.benchmark import describe_machine, interleave
 from saccade.ops.roi_sampling import sample, sample_and_mix
 
 
-def reference(features, points, channel_weights, point_weights, channel_bias, point_bias) -> Tensor:
+def reference(features: Tensor, points: Tensor, weights: Tensor, channel_bias: Tensor, point_bias: Tensor) -> Tensor:
     """The same function with ATen ops; `grid_sample` needs one dtype for map and coordinates."""
+    channels, num_points = len(channel_bias), len(point_bias)
+    channel_weights, point_weights = weights.flatten(0, 1).split((channels**2, num_points**2), dim=1)
     grid = 2 * points - 1
     sampled = F.grid_sample(features.to(grid.dtype), grid, align_corners=False).permute(0, 2, 3, 1)
     sampled = sampled.flatten(0, 1).to(features.dtype)
-    mixed = F.gelu(torch.baddbmm(channel_bias, sampled, channel_weights.flatten(0, 1)))
-    mixed = F.gelu(torch.baddbmm(point_bias[:, None], point_weights.flatten(0, 1), mixed))
+    mixed = F.gelu(torch.baddbmm(channel_bias, sampled, channel_weights.unflatten(1, (channels, channels))))
+    mixed = F.gelu(torch.baddbmm(point_bias[:, None], point_weights.unflatten(1, (num_points, num_points)), mixed))
     return mixed.unflatten(0, (features.shape[0], -1))
 
 
@@ -35,8 +38,7 @@ def inputs(batch: int, size: int, dtype: torch.dtype, device: str, train: bool) 
     tensors = [
         torch.randn(batch, 96, size // 4, size // 4).to(dtype, memory_format=torch.channels_last),
         torch.rand(batch, 49, 36, 2) * 1.1 - 0.05,
-        (torch.randn(batch, 49, 96, 96) / 10).to(dtype),
-        (torch.randn(batch, 49, 36, 36) / 6).to(dtype),
+        torch.cat([torch.randn(batch, 49, 96 * 96) / 10, torch.randn(batch, 49, 36 * 36) / 6], dim=2).to(dtype),
         torch.randn(96).to(dtype),
         torch.randn(36).to(dtype),
     ]
@@ -66,7 +68,7 @@ def compare(args: argparse.Namespace, train: bool) -> None:
 @torch.no_grad()
 def profile_parts(args: argparse.Namespace, rounds: int = 5) -> None:
     """Print the fraction of each part in the forward pass; a part includes its children."""
-    model = saccade.create_model(args.model).to(args.device).eval()
+    model: Any = saccade.create_model(args.model).to(args.device).eval()
     images = torch.randn(args.batch, 3, args.size, args.size, device=args.device)
     spent: Counter[str] = Counter()
 
@@ -81,12 +83,12 @@ def profile_parts(args: argparse.Namespace, rounds: int = 5) -> None:
         for block in transformer.blocks:
             watch("attention", block.attn)
             watch("feed-forward", block.mlp)
-            if block.look is not None:
-                watch("look", block.look)
-                watch("look: places", block.look.placer)
-                watch("look: decode", block.look.decoder)
-                watch("look: decode: generator", block.look.decoder.to_weights)
-                watch("look: decode: projection", block.look.decoder.proj)
+            if block.tokenizer is not None:
+                watch("sampling", block.tokenizer)
+                watch("sampling: points", block.tokenizer.placer)
+                watch("sampling: decode", block.tokenizer.decoder)
+                watch("sampling: decode: generator", block.tokenizer.decoder.to_weights)
+                watch("sampling: decode: projection", block.tokenizer.decoder.proj)
     model(images)
     spent.clear()
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Compare short attention with every backend of `scaled_dot_product_attention` on a GPU, forward and backward.
+"""Compare `saccade.ops.self_attention` with every backend of `scaled_dot_product_attention`, on a GPU.
 
 python benchmarks/short_attention.py
 
@@ -8,8 +8,8 @@ The floor is the bytes of the fused projection and of the output at the speed of
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from saccade import ops
 from saccade.benchmark import measure_ceiling
-from saccade.ops.short_attention import plain_attention, short_attention
 
 SHAPES = {  # images, tokens, width, heads
     "SparseFormer-T, focusing": (128, 49, 256, 64),
@@ -64,14 +64,14 @@ def main() -> None:
     for name, shape in SHAPES.items():
         for train in (False, True):
             moved = shape[0] * shape[1] * shape[2] * 2 * (4 if not train else 4 + 8)
-            times = {"saccade": milliseconds(steps(shape, short_attention, train))}
+            times = {"saccade": milliseconds(steps(shape, ops.self_attention, train))}
             for label, backend in BACKENDS.items():
                 try:
                     if backend is None:
-                        times[label] = milliseconds(steps(shape, plain_attention, train))
+                        times[label] = milliseconds(steps(shape, ops.self_attention.reference, train))
                         continue
                     with sdpa_kernel(backend):
-                        times[label] = milliseconds(steps(shape, plain_attention, train))
+                        times[label] = milliseconds(steps(shape, ops.self_attention.reference, train))
                 except RuntimeError:
                     continue  # not supported for this shape
             text = ", ".join(f"{label} {1e3 * value:.0f}" for label, value in times.items())

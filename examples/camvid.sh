@@ -6,7 +6,7 @@
 # Then: python tools/make_results.py --add runs/*_camvid. Every run has a report.html with figures.
 set -u
 data=$1 out=$2
-names="paca_tiny svit_small_upernet resnet50_fpn resnet50_vt_fpn sparseformer_tiny"
+names="paca_tiny_paca svit_small_upernet resnet50_fpn resnet50_vt_fpn sparseformer_tiny_sparse"
 mkdir -p "$out"
 for name in $names; do
   run="$out/${name}_camvid"

@@ -7,8 +7,8 @@ import argparse
 
 import torch
 
-from saccade.data.transforms.batch import normalize
 from saccade.data.synthetic.motions import MOTIONS, MotionSet
+from saccade.data.transforms.batch import normalize
 from saccade.models.card import open_model
 
 OPPOSITE = {"left": "right", "up": "down", "zoom in": "zoom out"}

@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
 
 @pytest.fixture(scope="session", autouse=True)
 def float32_is_float32():
-    """A GPU's convolutions read float32 with 10 bits of fraction by default: two roads then differ by 1e-3."""
+    """Disable TF32: convolutions and products with 10 bits of fraction differ by 1e-3."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     yield

@@ -1,4 +1,4 @@
-"""Equations the slow way: lists of Python floats, one loop an index. What a layer holds is read from its weights."""
+"""Equations as loops over lists of Python floats, one loop per index, with the weights of a layer."""
 
 from math import exp, sqrt
 
@@ -11,7 +11,7 @@ Rows = list[list[float]]
 
 
 def randomise(module: nn.Module, seed: int = 0) -> nn.Module:
-    """Every weight and running statistic at random, in float64, for inference: nothing hides behind a 1 or a 0."""
+    """Randomise every weight and running statistic, in float64, for inference: no 1 or 0 can hide a mistake."""
     generator = torch.Generator().manual_seed(seed)
     module = module.double().eval()
     for name, tensor in module.state_dict().items():
@@ -50,17 +50,17 @@ def attend(query: Rows, key: Rows, value: Rows, scale: float) -> Rows:
 
 
 def attend_in_heads(query: Rows, key: Rows, value: Rows, heads: int) -> Rows:
-    """The same for every head's share of the channels, divided by the root of the share, side by side."""
-    found: Rows = [[] for _ in query]
+    """`attend` for the channels of every head, scaled by the root of their number, concatenated."""
+    output: Rows = [[] for _ in query]
     for head in range(heads):
 
-        def share(rows: Rows, head: int = head) -> Rows:
+        def of_head(rows: Rows, head: int = head) -> Rows:
             width = len(rows[0]) // heads
             return [row[head * width : (head + 1) * width] for row in rows]
 
-        mixed = attend(share(query), share(key), share(value), 1 / sqrt(len(query[0]) // heads))
-        found = [row + more for row, more in zip(found, mixed, strict=True)]
-    return found
+        mixed = attend(of_head(query), of_head(key), of_head(value), 1 / sqrt(len(query[0]) // heads))
+        output = [row + more for row, more in zip(output, mixed, strict=True)]
+    return output
 
 
 def deal(rows: Rows, heads: int) -> tuple[Rows, Rows]:
@@ -78,15 +78,15 @@ def linear(rows: Rows, layer: nn.Linear | GroupedLinear) -> Rows:
     if isinstance(layer, nn.Linear):
         assert layer.bias is None
         return [[dot(row, weight) for weight in layer.weight.tolist()] for row in rows]
-    found = []
+    output = []
     for row in rows:
         width = len(row) // layer.groups
         out = []
         for group, matrix in enumerate(layer.weight.tolist()):
             part = row[group * width : (group + 1) * width]
             out += [dot(part, list(column)) for column in zip(*matrix, strict=True)]
-        found.append(out)
-    return found
+        output.append(out)
+    return output
 
 
 def norm(rows: Rows, layer: ListNorm) -> Rows:

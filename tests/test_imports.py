@@ -73,7 +73,7 @@ def test_every_package_has_a_rule():
     assert packages == set(PACKAGES) | EVERYTHING | LEAVES
 
 
-# Fast paths live in `ops` and `inference`: the other packages do not look at device, dtype, grad mode or compiler.
+# Fast paths live in `ops` and `inference`: the other packages do not test device, dtype, grad mode or torch.compile.
 DECISIONS = re.compile(
     r"\bis_cuda\b|\bis_compiling\b|\bis_autocast|\bis_grad_enabled\b|\.requires_grad\b(?!_)|\bis_scripting\b|\bis_tracing\b"
     r"|_forward_hooks|\bis_contiguous\b"
@@ -108,19 +108,19 @@ FAMILIES = {"paca.py", "sparseformer.py", "svit.py", "video_sparseformer.py", "v
 
 def test_family_headers_name_existing_code():
     """Each family file opens with its rows group, relate, put back; the names in them resolve."""
-    seen = set()
+    families = set()
     for path in sorted((PACKAGE / "models").glob("[a-z]*.py")):
         header = ast.get_docstring(ast.parse(path.read_text())) or ""
         rows = [line.split() for line in header.splitlines() if line.startswith(("group ", "relate ", "put back "))]
         if not rows:
             continue
-        seen.add(path.name)
+        families.add(path.name)
         assert len(rows) == 3, path.name
         for words in rows:
             name = next(word for word in words if "." in word).rstrip(",;:")
             module, _, attribute = name.rpartition(".")
             assert hasattr(import_module(f"saccade.{module}"), attribute), f"{path.name}: {name}"
-    assert seen == FAMILIES
+    assert families == FAMILIES
 
 
 def table() -> str:

@@ -70,7 +70,7 @@ RULES = {
     ),
     "kept": Rule("cached; saved for backward", "<kept>|<in_form>|<never_change>", r"\bkept\b|\bin form\b"),
     "forget": Rule("recompute in backward", "<forg(et|ets|ot|otten|etting)>", r"\bforg(et|ets|ot|otten|etting)\b"),
-    "held": Rule("mask, valid, registered", "<held>|^known$", r"\bheld\b(?![- ]out\b)"),
+    "held": Rule("mask, valid, registered", "<held>(?!_out)|^known$", r"\bheld\b(?![- ]out\b)"),
     "recorded": Rule("captured; CUDA graph", "<recorded>|<recordings?>", r"\brecorded\b|\brecordings?\b"),
     "the library": Rule("PyTorch, cuDNN, cuBLAS, the authors' code", "", r"\bthe library\b|\bthe library's\b"),
     "compilers": Rule("torch.compile, Inductor, Dynamo", "<compilers?>", r"\bcompilers?\b"),

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # write_atomic to this source tree, not to an installed package
+sys.path.insert(0, str(Path(__file__).parent.parent))  # write to this source tree, not to an installed package
 
 import torch
 from torch import Tensor

@@ -35,6 +35,7 @@ def main() -> None:
             page.wait_for_selector("#map-b img", state="attached")
             mosaic = page.locator("#mosaic-a img")
             box, before = mosaic.bounding_box(), page.get_attribute("#map-a img", "src")
+            assert box is not None  # the mosaic is visible
             mosaic.click(position={"x": COFFEE[0] * box["width"], "y": COFFEE[1] * box["height"]})
             page.wait_for_function(f"document.querySelector('#map-a img').src !== {before!r}")
             page.mouse.move(0, 0)

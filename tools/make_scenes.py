@@ -12,7 +12,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from saccade.data.sources.objects import SceneObjects, trainable_objects
+from saccade.data.sources.objects import trainable_objects
+from saccade.data.synthetic.scenes import SceneObjects
 from saccade.explain.drawing.figure import Figure, Panel
 from saccade.tasks.detection_drawing import draw_detections
 from saccade.tasks.open import open_task_model

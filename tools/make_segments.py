@@ -16,10 +16,10 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from saccade.data.sources.masks import read_pair
 from saccade.data.open import open_mask_split
+from saccade.data.sources.masks import read_pair
 from saccade.data.synthetic.photos import photo_paths
-from saccade.engine.tasks.evaluate_segmenter import predict_probabilities, preprocess_images
+from saccade.engine.tasks.evaluate_segmenter import predict_batch, preprocess_images
 from saccade.explain.drawing.figure import Figure, Panel
 from saccade.tasks.open import open_task_model
 from saccade.tasks.segmentation_drawing import class_areas, class_colours, overlay_labels
@@ -39,8 +39,8 @@ def predict_label_maps(
     predicted = []
     for image in images:
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
-        seen = preprocess_images(pixels, card.preprocess, shorter or card.shorter)
-        probabilities = predict_probabilities(model, seen, pixels.shape[2:], WHOLE_IMAGE, card.classes)
+        inputs = preprocess_images(pixels, card.preprocess, shorter or card.shorter)
+        probabilities = predict_batch(model, inputs, pixels.shape[2:], WHOLE_IMAGE, card.classes)
         predicted.append(probabilities.argmax(1)[0].byte().numpy())
     return f"{card.name} + {card.head}", predicted, card.names
 

@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HELP = "run all four families on the bundled photographs, train one for a minute, write_atomic one HTML page"
+HELP = "run all four families on the bundled photographs, train one for a minute, write one HTML page"
 EXAMPLE = "saccade demo --out demo"
 EXPLAINED = ("cat", "coffee")  # photographs with a full report and a column in the table
 PANEL_WIDTH = 400  # pixels, in the overview
@@ -70,14 +70,13 @@ def report(line: str, quiet: bool) -> None:
 
 def run_family(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
     """Run one family on all photographs: its table row, its overview column and its section of the page."""
-    from PIL import Image
-
+    from saccade.data.decode.image import read_image
     from saccade.data.synthetic.photos import photo_paths
     from saccade.explain.drawing.figure import Panel
+    from saccade.explain.drawing.overlay import downscale
     from saccade.explain.explanation import explain
-    from saccade.explain.figures.gallery import small
     from saccade.explain.overview import Column
-    from saccade.explain.report import draw
+    from saccade.explain.report import figure_html
     from saccade.explain.subject import load_subject
     from saccade.web.inspection import Stage, inspect_image, mosaic_image
 
@@ -86,22 +85,21 @@ def run_family(family: Family, out: Path, device: str, seed: int) -> dict[str, A
     originals, panels, predictions, times = [], [], {}, []
     stages: list[Stage] = []
     for name, path in photos.items():
-        with Image.open(path) as image:
-            inspection = inspect_image(subject, image, name)
+        inspection = inspect_image(subject, read_image(path), name)
         stages = inspection.stages
         top = inspection.predictions if subject.trained else []
         predictions[name] = [{"class": label, "probability": round(value, 4)} for label, value in top]
         times.append(inspection.seconds)
         text = [f"{label} {value:.0%}" for label, value in top[:3]]
-        originals.append(Panel(small(inspection.image, PANEL_WIDTH), name))
-        mosaic = small(mosaic_image(inspection, len(stages)), PANEL_WIDTH)
+        originals.append(Panel(downscale(inspection.image, PANEL_WIDTH), name))
+        mosaic = downscale(mosaic_image(inspection, len(stages)), PANEL_WIDTH)
         panels.append(Panel(mosaic, text[0] if text else "", "\n".join(text[1:])))
     pixels = prod(stages[0].step.trace.size)
     explained = explain(
         [photos[photo] for photo in EXPLAINED], family.model, importance=("gradient",), device=device, seed=seed
     )
     page = explained.save(out / family.model)
-    figures = "".join(draw(shrink(image.figures[family.figure])) for image in explained.images)
+    figures = "".join(figure_html(shrink(image.figures[family.figure])) for image in explained.images)
     row = {
         "model": family.model,
         "trained": subject.trained,
@@ -117,7 +115,7 @@ def run_family(family: Family, out: Path, device: str, seed: int) -> dict[str, A
     }
     note = f"{stages[0].step.count} tokens for {pixels:,} pixels"
     section = (
-        f'<section class="picture"><h2>{family.model}</h2><p><a href="{row["page"]}">full report</a></p>'
+        f'<section class="image"><h2>{family.model}</h2><p><a href="{row["page"]}">full report</a></p>'
         f"{figures}</section>"
     )
     return {"row": row, "originals": originals, "column": Column(family.model, note, panels), "section": section}
@@ -125,10 +123,10 @@ def run_family(family: Family, out: Path, device: str, seed: int) -> dict[str, A
 
 def shrink(figure: Any) -> Any:
     """Resize the panels of a figure to their size on the page, to limit the file size."""
-    from saccade.explain.figures.gallery import small
+    from saccade.explain.drawing.overlay import downscale
 
     width = max(240, 1240 // min(figure.columns, len(figure.panels)))
-    return figure._replace(panels=[panel._replace(picture=small(panel.picture, width)) for panel in figure.panels])
+    return figure._replace(panels=[panel._replace(image=downscale(panel.image, width)) for panel in figure.panels])
 
 
 def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> dict[str, Any] | None:

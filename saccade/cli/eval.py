@@ -21,6 +21,8 @@ OPTIONS: Options = SEGMENTATION | {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from saccade.cli import add_renamed_flag
+
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="a weights file, a run folder, or the name of embedded weights"
     )
@@ -32,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, metavar="N", help="loader processes (default: cores - 1)")
     parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--max-unreadable", type=int, default=100, metavar="N", help="abort at more unreadable images")
+    add_renamed_flag(parser, "--max-bad", "--max-unreadable")
     parser.add_argument(
         "--views", type=int, nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="per video (papers: 4 3)"
     )
@@ -189,12 +192,12 @@ def data_options(pairs: Sequence[str], *finders: Callable[..., Any]) -> dict[str
 
     options = settings(pairs)
     parameters = {name: parameter for find in finders for name, parameter in signature(find).parameters.items()}
-    known = sorted(name for name, p in parameters.items() if p.default is not p.empty and name != "size")
+    allowed = sorted(name for name, p in parameters.items() if p.default is not p.empty and name != "size")
     for key in options:
-        if key not in known:
-            close = get_close_matches(key, known, 1)
+        if key not in allowed:
+            close = get_close_matches(key, allowed, 1)
             hint = f" Did you mean {close[0]}?" if close else ""
-            raise ValueError(f"--set {key}: unknown data option.{hint} Known options: {', '.join(known)}.")
+            raise ValueError(f"--set {key}: unknown data option.{hint} Known options: {', '.join(allowed)}.")
     return options
 
 

@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from saccade.cli import pick_device, print_json, settings
     from saccade.explain.explanation import explain
-    from saccade.explain.image_explanation import KINDS
-    from saccade.explain.scores import score
+    from saccade.explain.image_explanation import IMPORTANCE_KINDS
+    from saccade.explain.scores.score import score
 
     if bool(args.images) == bool(args.score):
         print("saccade explain: expected either images or --score DATA", file=sys.stderr)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         device=pick_device(args.device), seed=args.seed, options=settings(args.set), size=args.size
     )
     if args.score:
-        scores = score(args.score, args.model, limit=args.limit or None, tell=progress(args), **common)
+        scores = score(args.score, args.model, limit=args.limit or None, on_progress=progress(args), **common)
         page = scores.save(out)
         if args.json:
             print_json(scores.summary() | {"page": str(page)})
@@ -63,16 +63,16 @@ def run(args: argparse.Namespace) -> int:
             print_scores(scores)
             print(f"wrote {page}")
         return 1 if scores.skipped else 0
-    kinds = {"both": KINDS, "none": ()}.get(args.importance, (args.importance,))
+    kinds = {"both": IMPORTANCE_KINDS, "none": ()}.get(args.importance, (args.importance,))
     explanation = explain(
         [named_photo(image) for image in args.images],
         args.model,
         target=args.target,
-        most=args.max_tokens,
+        max_tokens=args.max_tokens,
         importance=kinds,
         anchor=parse_anchor(args.anchor),
         all_tokens=args.all,
-        tell=progress(args),
+        on_progress=progress(args),
         **common,
     )
     page = explanation.save(out, arrays=args.arrays)
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(explanation.summary() | {"page": str(page)})
     else:
         for image in explanation.images:
-            first = f"{image.answers[0][0]}, {image.answers[0][1]:.1%}" if image.answers else "no classes"
+            first = f"{image.predictions[0][0]}, {image.predictions[0][1]:.1%}" if image.predictions else "no classes"
             print(f"{image.name}: {first}; {', '.join(image.figures)}")
         if not explanation.trained:
             print("The weights are randomly initialised: the figures show how the model groups pixels.")
@@ -127,7 +127,7 @@ def print_scores(scores: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from saccade.explain.scores import rows_as_text
+    from saccade.explain.scores.score import rows_as_text
 
     console = Console()
     for name in ("superpixels", "maps", "pointing"):
@@ -135,10 +135,10 @@ def print_scores(scores: Any) -> None:
         if not rows:
             continue
         head, *body = rows_as_text(rows)
-        title = f"{scores.model}: {name}, {scores.pictures} images"
+        title = f"{scores.model}: {name}, {scores.images} images"
         table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1, 0, 0))
         for column in head:
-            is_text = column in ("step", "by")
+            is_text = column in ("step", "method")
             short = {
                 "segments": "parts",
                 "accuracy": "acc.",

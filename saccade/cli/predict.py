@@ -83,9 +83,10 @@ def run(args: argparse.Namespace) -> int:
 
 def named_files(paths: list[str], videos: bool = False) -> Iterator[tuple[Path, str]]:
     """Yield every image or video with a unique stem for its output files."""
-    from saccade.data import folder, video
+    from saccade.data.decode.image import IMAGE_SUFFIXES
+    from saccade.data.decode.video import VIDEO_SUFFIXES
 
-    suffixes = video.SUFFIXES if videos else folder.SUFFIXES
+    suffixes = VIDEO_SUFFIXES if videos else IMAGE_SUFFIXES
     counts: Counter[str] = Counter()
     for path in map(Path, paths):
         if not path.exists():
@@ -125,14 +126,14 @@ def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namesp
 
 
 def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
-    """Return the area of every class; write a predict_labels PNG and an overlay_labels PNG."""
+    """Return the area of every class; write a label PNG and an overlay PNG."""
     import numpy as np
     import torch
     from PIL import Image
 
     from saccade.data.decode.image import read_image
     from saccade.data.sources.class_names import flipped_classes
-    from saccade.engine.tasks.evaluate_segmenter import predict_probabilities, preprocess_images
+    from saccade.engine.tasks.evaluate_segmenter import predict_batch, preprocess_images
     from saccade.tasks.segmentation_drawing import class_areas, class_colours, overlay_labels, palette_image
     from saccade.tasks.segmentation_inference import InferenceOptions, predict_labels
 
@@ -148,7 +149,7 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
         if inputs.shape[2:] == pixels.shape[2:]:
             label_map = predict_labels(model, inputs, inference, flipped_classes(names))
         else:
-            label_map = predict_probabilities(model, inputs, pixels.shape[2:], inference, names).argmax(1)
+            label_map = predict_batch(model, inputs, pixels.shape[2:], inference, names).argmax(1)
     labels = label_map[0].byte().cpu().numpy()
     files = {}
     if args.out:
@@ -161,7 +162,7 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
 
 
 def detect(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
-    """Return objects with a score of at least --threshold: name, score, box, mask in COCO RLE; write an overlay_labels PNG."""
+    """Return objects with a score of at least --threshold: name, score, box, mask in COCO RLE; write an overlay PNG."""
     import numpy as np
     import torch
 

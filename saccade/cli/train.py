@@ -72,7 +72,7 @@ def resolve_recipe(args: argparse.Namespace) -> "Recipe":
         source = Path(args.out) / "recipe.yaml"
     if source is None and not args.model:
         raise RecipeError("nothing to train: give a recipe (recipes/*/*.yaml) or --model NAME.")
-    if args.model and source is None and takes_clips(args.model):
+    if args.model and source is None and is_video_model(args.model):
         changes = ["task=video", *changes]
     if args.model:  # replaces the group: keyword arguments of the recipe's own model would not apply
         changes = [f"model={{name: {args.model}}}", *changes]
@@ -92,7 +92,7 @@ def task_of_head(head: str) -> list[str]:
     return ["task=detection", "augment.crop=none"] if head in REGION_HEADS else ["task=segmentation"]
 
 
-def takes_clips(name: str) -> bool:
+def is_video_model(name: str) -> bool:
     """Return whether a model is a video model."""
     import timm
 
@@ -116,9 +116,11 @@ def find_recipe(name: str) -> Path:
         return path
     folders = [Path("recipes"), Path(__file__).parents[2] / "recipes", Path(sys.prefix) / "share/saccade/recipes"]
     recipes = {file.stem: file for folder in reversed(folders) for file in sorted(folder.glob("*/*.yaml"))}
-    found = recipes.get(path.stem)
-    if found is not None and path.parent.parts in ((), ("recipes",), found.parent.parts[-1:], found.parent.parts[-2:]):
-        return found
+    recipe_file = recipes.get(path.stem)
+    if recipe_file is not None:
+        folders_of_file = recipe_file.parent.parts
+        if path.parent.parts in ((), ("recipes",), folders_of_file[-1:], folders_of_file[-2:]):
+            return recipe_file
     close = get_close_matches(path.stem, recipes, n=1)
     hint = f"Did you mean {close[0]}?" if close else f"Known recipes: {', '.join(sorted(recipes))}."
     raise RecipeError(f"no recipe {name}. {hint}")

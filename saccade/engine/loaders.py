@@ -10,6 +10,7 @@ from saccade.data.loader import (
     Batch,
     EvalLoader,
     FileLoader,
+    LoadSample,
     Memory,
     MemoryEvalLoader,
     MemoryLoader,
@@ -17,7 +18,6 @@ from saccade.data.loader import (
     ObjectEvalLoader,
     ObjectLoader,
     Order,
-    Sample,
     cached_image_size,
     decode_all,
     load_labelled,
@@ -26,9 +26,9 @@ from saccade.data.loader import (
 from saccade.data.open import find_video_splits, open_train_and_val
 from saccade.data.sources.base import DataError, Source
 from saccade.data.synthetic.motions import MotionEvalLoader, MotionLoader, MotionSet
-from saccade.data.transforms import MemoryTransform, eval_transform, train_transform
 from saccade.data.transforms.batch import BatchAugment, Policy
 from saccade.data.transforms.clips import EvalClip, TrainClip
+from saccade.data.transforms.image import MemoryTransform, eval_transform, train_transform
 from saccade.engine.clock import Clock
 from saccade.engine.recipe import Augment, Data, Recipe
 from saccade.models.card import Preprocess
@@ -88,7 +88,7 @@ def check_path(data: Data, expected: str) -> str:
 
 
 def open_sources(data: Data, image_size: int, seed: int, frames: int = 0) -> Sources:
-    """Open and check load_labelled images, or with `frames` load_labelled videos; decode small images into memory."""
+    """Open and check labelled images, or with `frames` labelled videos; decode small images into memory."""
     options: dict[str, Any]
     if frames:
         path = check_path(data, "a folder or CSV list of videos, or motions")
@@ -100,7 +100,7 @@ def open_sources(data: Data, image_size: int, seed: int, frames: int = 0) -> Sou
     unreadable = UnreadableImages(data.max_unreadable)
     side = None
     if data.cache is True and not frames:
-        side = cached_image_size(train, image_size, limit=image_size, budget=2**40) or image_size
+        side = cached_image_size(train, image_size, max_side=image_size, max_bytes=2**40) or image_size
     elif data.cache == "auto" and not frames:
         side = cached_image_size(train, image_size)
     if side is None:
@@ -114,12 +114,12 @@ def decode_sources(
     transform: Callable[..., Any],
     unreadable: UnreadableImages,
     workers: int | None,
-    sample: Sample = load_labelled,
+    load: LoadSample = load_labelled,
 ) -> Sources:
     """Decode both sources into memory."""
-    train_memory = decode_all(train, transform, workers, sample)
+    train_memory = decode_all(train, transform, workers, load)
     unreadable.add(train_memory.bad, "training")
-    val_memory = decode_all(val, transform, workers, sample)
+    val_memory = decode_all(val, transform, workers, load)
     unreadable.add(val_memory.bad, "validation")
     return Sources(train, val, train_memory, val_memory, unreadable)
 
@@ -148,10 +148,12 @@ class Partition(NamedTuple):
         cls, recipe: Recipe, sources: Sources, device: torch.device, rank: int, world: int, local_world: int
     ) -> "Partition":
         """Return the partition of process `rank` of `world`; `local_world` processes run on this machine."""
-        data, parts = recipe.data, recipe.trainer.accumulate
-        order = Order(sources.train_count, recipe.batch_size, recipe.seed, rank, world, parts, recipe.augment.repeats)
+        data, accumulate = recipe.data, recipe.trainer.accumulate
+        order = Order(
+            sources.train_count, recipe.batch_size, recipe.seed, rank, world, accumulate, recipe.augment.repeats
+        )
         workers = data.workers if data.workers is not None else min(16, max(0, usable_cores() // local_world - 1))
-        return cls(order, recipe.batch_size // parts // world, workers, device)
+        return cls(order, recipe.batch_size // accumulate // world, workers, device)
 
     @property
     def pin(self) -> bool:
@@ -166,19 +168,19 @@ def memory_loaders(sources: Sources, partition: Partition) -> Loaders | None:
     train, val = train.to(partition.device), val.to(partition.device)
     return Loaders(
         order,
-        MemoryLoader(train.images, train.labels, order, train.kept),
-        MemoryEvalLoader(val, partition.images, order.rank, order.world),
+        MemoryLoader(train, order),
+        MemoryEvalLoader(val, partition.images, order.rank, order.world_size),
     )
 
 
 def image_loaders(recipe: Recipe, sources: Sources, preprocess: Preprocess, partition: Partition) -> Loaders:
-    """Return loaders of load_labelled images or clips."""
+    """Return loaders of labelled images or clips."""
     data, order = recipe.data, partition.order
     cached = memory_loaders(sources, partition)
     if cached is not None:
         return cached
     if isinstance(sources.train, MotionSet) and isinstance(sources.val, MotionSet):
-        val = MotionEvalLoader(sources.val.to(partition.device), partition.images, order.rank, order.world)
+        val = MotionEvalLoader(sources.val.to(partition.device), partition.images, order.rank, order.world_size)
         return Loaders(order, MotionLoader(sources.train.to(partition.device), order), val)
     transform: Callable[..., Any] = image_augment(recipe.augment, data, preprocess)
     if preprocess.frames:
@@ -188,7 +190,7 @@ def image_loaders(recipe: Recipe, sources: Sources, preprocess: Preprocess, part
     return Loaders(
         order,
         FileLoader(sources.train, transform, order, workers, pin),
-        EvalLoader(sources.val, val_transform, partition.images, workers, order.rank, order.world, pin),
+        EvalLoader(sources.val, val_transform, partition.images, workers, order.rank, order.world_size, pin),
     )
 
 
@@ -207,7 +209,7 @@ class BatchStream:
             epoch, start = divmod(step, order.steps)
             for number, batch in enumerate(self.loaders.train.epoch(epoch, start), 1):
                 yield batch
-                if number % order.parts == 0:
+                if number % order.accumulate == 0:
                     step += 1
                     if step >= end or clock.expired():
                         break
@@ -225,7 +227,7 @@ def evaluation_loader(
     if isinstance(source, MotionSet):
         return MotionEvalLoader(source.to(device), batch_size)
     pin = torch.device(device).type == "cuda"
-    return EvalLoader(source, make_eval_transform(preprocess, views), batch_size, workers, pin=pin)
+    return EvalLoader(source, make_eval_transform(preprocess, views), batch_size, workers, pin_memory=pin)
 
 
 def make_eval_transform(preprocess: Preprocess, views: tuple[int, int] = (1, 1)) -> Callable[..., Any]:
@@ -263,7 +265,7 @@ def image_augment(augment: Augment, data: Data, preprocess: Preprocess) -> Calla
         ratio=augment.ratio,
         flip=augment.flip,
         jitter=augment.jitter,
-        auto=augment.auto_augment,
+        auto_augment=augment.auto_augment,
         interpolation=data.interpolation,
         mean=preprocess.mean,
     )

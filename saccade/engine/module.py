@@ -38,9 +38,9 @@ class TrainingSetup(NamedTuple):
 
 
 class WeightAverage(ModelEmaV3):
-    """timm's EMA with cached tensor lists: for small models, looking them up costs more than averaging.
+    """timm's EMA with cached tensor lists: for small models, collecting them costs more than averaging.
 
-    The model must be on its final device before the first update.
+    The model must be on its final device before the first step.
     """
 
     _tensors: tuple[list[Tensor], ...] | None = None
@@ -315,4 +315,4 @@ class TrainingModule(LightningModule):
     def micro_batch_size(self) -> int:
         """Images per micro-batch and process."""
         order = self.loaders.order
-        return order.batch_size // order.parts // order.world
+        return order.batch_size // order.accumulate // order.world_size

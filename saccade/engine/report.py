@@ -83,9 +83,9 @@ def write_report(
 def _facts(result: dict[str, Any]) -> str:
     final, best = result["final"], result["best"]
     score = result["score"]
-    others = [key for key in final if key in METRIC_NAMES and key not in ("loss", score)]
+    further = [key for key in final if key in METRIC_NAMES and key not in ("loss", score)]
     facts = [(f"{final[score]:.2f} %", f"{METRIC_NAMES[score]}, {final['count']:,} images")]
-    facts += [(f"{final[key]:.2f} %", METRIC_NAMES[key]) for key in others]
+    facts += [(f"{final[key]:.2f} %", METRIC_NAMES[key]) for key in further]
     if best:
         facts.append((f"{best[score]:.2f} %", f"best {METRIC_NAMES[score]}, step {int(best['step']):,}"))
     facts += [

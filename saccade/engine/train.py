@@ -72,7 +72,7 @@ def train(
 ) -> Run:
     """Train `recipe` into the folder `out`; with `resume`, continue from its last checkpoint if there is one.
 
-    `device` overrides the recipe's accelerator: "cpu", "cuda", "cuda:1". `command` is recorded in result.json. In a
+    `device` overrides the recipe's accelerator: "cpu", "cuda", "cuda:1". `command` is written to result.json. In a
     distributed run only process 0 returns a result.
     """
     started = time.monotonic()

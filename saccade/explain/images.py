@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from saccade.data.decode.image import to_rgb
+from saccade.data.decode.image import FORMATS, supported_formats, to_rgb
 
 MAX_PIXELS = 120_000_000  # about half a gigabyte once decoded; larger files are refused before decoding
 MAX_SIDE = 1536  # larger images are downscaled; JPEG files already while decoding
@@ -113,14 +113,14 @@ def _open(path: Path, max_side: int) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # _check_pixels has its own limit
-            with Image.open(path) as file:
+            with Image.open(path, formats=supported_formats()) as file:
                 _check_pixels(file.width * file.height, path)
                 file.draft("RGB", (max_side, max_side))  # JPEG only: decode at 1/2, 1/4 or 1/8
                 return _downscale(file, max_side)
     except Image.DecompressionBombError as error:
         raise ValueError(f"{path} is too large to decode ({error}). Downscale it first.") from error
     except UnidentifiedImageError as error:
-        raise ValueError(f"{path} is not an image that Pillow can read.") from error
+        raise ValueError(f"{path} is not a readable image. Expected one of {', '.join(FORMATS)}.") from error
     except (OSError, SyntaxError, EOFError) as error:  # what Pillow raises for a damaged file
         raise ValueError(f"{path} is damaged or incomplete: {error}") from error
 

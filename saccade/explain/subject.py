@@ -60,28 +60,28 @@ def load_subject(
     options = dict(options or {})
     weights, trained, card = "as passed", True, None
     if isinstance(model, nn.Module):
-        name = timm_config(model).get("architecture") or type(model).__name__
+        module, name = model, timm_config(model).get("architecture") or type(model).__name__
     elif is_checkpoint(Path(model)):
         weights = Path(model).name
-        model, card = _from_file(Path(model), options)
+        module, card = _from_file(Path(model), options)
         name = card.name
     else:
         name = str(model)
-        model, weights, trained = _from_registry(name, seed, options)
-    detector = model if isinstance(model, DETECTORS) else None
+        module, weights, trained = _from_registry(name, seed, options)
     if device is not None:
-        model = model.to(device)
-    model = model if detector is None else detector.trunk
-    grouping_modules(model)  # raises for models without tokens
-    preprocess = card.preprocess if card else expected_preprocess(model)
-    mean, std, channels = preprocess.mean, preprocess.std, getattr(model, "in_chans", 3)
+        module = module.to(device)
+    detector = module if isinstance(module, DETECTORS) else None
+    backbone = module if detector is None else detector.backbone_model
+    grouping_modules(backbone)  # raises for models without tokens
+    preprocess = card.preprocess if card else expected_preprocess(backbone)
+    mean, std, channels = preprocess.mean, preprocess.std, getattr(backbone, "in_chans", 3)
     if channels == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     elif channels != 3:
         raise ValueError(f"expected a model with 3 input channels or 1, got {name} with {channels}.")
-    labels = labels or (card.names if card and card.classes else None) or class_names(model)
+    labels = labels or (card.names if card and card.classes else None) or class_names(backbone)
     clip = preprocess.frames, preprocess.stride
-    return Subject(model, name, weights, trained, labels, preprocess.size, mean, std, *clip, detector)
+    return Subject(backbone, name, weights, trained, labels, preprocess.size, mean, std, *clip, detector)
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -30,7 +30,7 @@ LEAVES = (_ConvNd, nn.Linear, FixedLinear, nn.LayerNorm, nn.GroupNorm, *NORMS, *
 def fold_norms(model: nn.Module) -> int:
     """Fold the batch norms of `model` (in evaluation mode) in place; return how many were folded.
 
-    Norms without running statistics or in training mode are kept.
+    Norms without running statistics or in training mode are not folded.
     """
     folded = _replace_linear_norms(model)
     names = {module: name for name, module in model.named_modules()}

@@ -70,9 +70,8 @@ class PixelNorm(nn.Module):
         """features (B, C, H, W) -> features (B, C, H, W); on channels-last memory the permutes are views."""
         channels = features.shape[1]
         eps, scale = self.pixel_norm_constants(channels)
-        pixels = features.permute(0, 2, 3, 1)
-        with torch.autocast(features.device.type, enabled=False):  # which would return float32
-            pixels = F.layer_norm(pixels, (channels,), eps=eps) * scale
+        pixels = F.layer_norm(features.permute(0, 2, 3, 1), (channels,), eps=eps)
+        pixels = pixels.to(features.dtype) * scale  # autocast returns float32
         return pixels.permute(0, 3, 1, 2)
 
 

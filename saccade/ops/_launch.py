@@ -32,6 +32,7 @@ except ImportError:  # CPU-only installs come without it
 
 MAX_VARIANTS = 1024  # cached per builder of variants
 MAX_INT32 = 2**31 - 1
+TRACED_OPTIONS = ("num_warps", "num_stages")  # that Dynamo accepts in a launch; not `maxnreg`
 T = TypeVar("T")
 KERNELS: dict[str, Any] = {}  # every kernel that is launched from Python, by name
 _data_ptr, _dtype = Tensor.data_ptr, attrgetter("dtype")
@@ -120,7 +121,7 @@ def record_specializations(execute: bool = True) -> Iterator[set[Specialization]
 class Kernel:
     """A Triton kernel with its constants bound: `kernel(grid, *tensors, *sizes)`."""
 
-    __slots__ = ("constants", "function", "is_jit", "launchers", "num_tensors", "trailing")
+    __slots__ = ("constants", "function", "is_jit", "launchers", "num_tensors", "traced_constants", "trailing")
 
     def __init__(self, function: Any, **constants: Any):
         names = list(inspect.signature(function.fn).parameters)
@@ -128,11 +129,14 @@ class Kernel:
         self.is_jit = isinstance(function, triton.JITFunction)  # otherwise interpreted
         self.num_tensors = sum(name.endswith("_ptr") for name in names)
         self.trailing = tuple(constants[name] for name in names if name in constants)
+        self.traced_constants = {
+            name: value for name, value in constants.items() if name in names or name in TRACED_OPTIONS
+        }
         self.launchers: dict[tuple, tuple] = {}
 
     def __call__(self, grid: tuple[int, ...], *arguments: Any) -> None:
         if _state.tracing:
-            wrap_triton(self.function)[grid](*arguments, **self.constants)
+            wrap_triton(self.function)[grid](*arguments, **self.traced_constants)
             return
         if _state.record is not None:
             dtypes = tuple(map(_dtype, arguments[: self.num_tensors]))

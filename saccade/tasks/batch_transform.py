@@ -41,7 +41,7 @@ class BatchTransform(GeneralizedRCNNTransform):
         """Whether all images have one size and are resized to one size."""
         one_size = len({image.shape for image in images}) == 1 and images[0].ndim == 3 and len(images) > 1
         sides = cast(tuple[int, ...], self.min_size)  # torchvision annotates it as int
-        if not one_size or (self.training and len(sides) > 1) or torch.jit.is_tracing():
+        if not one_size or (self.training and len(sides) > 1):
             return False
         if targets is None:
             return True

@@ -30,11 +30,14 @@ MULTI_SCALE_FLIP = InferenceOptions(scales=(0.5, 0.75, 1.0, 1.25, 1.5, 1.75), fl
 
 
 def predict_probabilities(
-    model: SegmentationModel, images: Tensor, options: InferenceOptions = WHOLE_IMAGE, mirrored: Sequence[int] = ()
+    model: SegmentationModel,
+    images: Tensor,
+    options: InferenceOptions = WHOLE_IMAGE,
+    flipped_classes: Sequence[int] = (),
 ) -> Tensor:
-    """images (B, 3, H, W) -> probabilities (B, K, H, W). `mirrored[k]` is the class that k becomes in a mirror."""
+    """images (B, 3, H, W) -> probabilities (B, K, H, W). Class k becomes `flipped_classes[k]` in a mirrored image."""
     total, count = None, 0
-    for view, restore in augmented_views(images, options.scales, options.flip, mirrored):
+    for view, restore in augmented_views(images, options.scales, options.flip, flipped_classes):
         logits = slide_window(model, view, options.window, options.stride) if options.window else model(view)
         probabilities = restore(logits.float().softmax(1))
         total = probabilities if total is None else total + probabilities
@@ -45,7 +48,7 @@ def predict_probabilities(
 
 
 def augmented_views(
-    images: Tensor, scales: Sequence[float], flip: bool, mirrored: Sequence[int] = ()
+    images: Tensor, scales: Sequence[float], flip: bool, flipped_classes: Sequence[int] = ()
 ) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
     """Resized and mirrored images, each with the function that maps its probabilities back to the input's pixels."""
     height, width = images.shape[2:]
@@ -60,12 +63,15 @@ def augmented_views(
 
         yield view, restore
         if flip:
-            swap = list(mirrored) if list(mirrored) != list(range(len(mirrored))) else slice(None)
+            swap = list(flipped_classes) if list(flipped_classes) != list(range(len(flipped_classes))) else slice(None)
             yield view.flip(3), lambda mirror, restore=restore, swap=swap: restore(mirror.flip(3)[:, swap])
 
 
 def predict_labels(
-    model: SegmentationModel, images: Tensor, options: InferenceOptions = WHOLE_IMAGE, mirrored: Sequence[int] = ()
+    model: SegmentationModel,
+    images: Tensor,
+    options: InferenceOptions = WHOLE_IMAGE,
+    flipped_classes: Sequence[int] = (),
 ) -> Tensor:
     """images (B, 3, H, W) -> class of every pixel (B, H, W).
 
@@ -75,7 +81,7 @@ def predict_labels(
     if options.window and tuple(options.scales) == (1.0,) and not options.flip:
         bands = window_bands(model, images, options.window, options.stride)
         return torch.cat([logits.argmax(1) for logits in bands], dim=1)
-    return predict_probabilities(model, images, options, mirrored).argmax(1)
+    return predict_probabilities(model, images, options, flipped_classes).argmax(1)
 
 
 def slide_window(

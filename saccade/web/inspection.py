@@ -14,9 +14,9 @@ from saccade.explain.drawing.colours import token_colours
 from saccade.explain.drawing.figure import Figure, Panel
 from saccade.explain.drawing.overlay import blend, draw_boxes, spotlight
 from saccade.explain.figures.mosaic import paint_mosaic, strongest_tokens
-from saccade.explain.image_explanation import answer_of
-from saccade.explain.images import load_view
-from saccade.explain.observe import Observation, Step, eval_mode, normalize_images, observe
+from saccade.explain.image_explanation import resolve_target
+from saccade.explain.images import load_view, normalize_images
+from saccade.explain.observe import Observation, Step, eval_mode, observe
 from saccade.explain.scores.importance import Score, gradient_importance, occlusion_importance
 from saccade.explain.subject import Subject
 from saccade.tokens.trace import RegionTrace
@@ -61,7 +61,7 @@ class Inspection:
 
     @property
     def image(self) -> np.ndarray:
-        return self.observation.view.picture
+        return self.observation.view.canvas
 
 
 def inspect_image(subject: Subject, image: Image.Image, name: str = "image") -> Inspection:
@@ -70,25 +70,26 @@ def inspect_image(subject: Subject, image: Image.Image, name: str = "image") -> 
     start = time.perf_counter()
     observation = observe(subject.model, view, subject.mean, subject.std)
     seconds = time.perf_counter() - start
-    predictions, target, score, _ = answer_of(subject, observation.output, None)
+    target = resolve_target(subject, observation.output, None)
     device = next(subject.model.parameters()).device
     inputs = normalize_images(view.image[None], subject.mean, subject.std).to(device)
     gradients: list[Tensor] = []
-    if score is not None:
+    if target.score is not None:
         try:
             with eval_mode(subject.model):
                 gradients = gradient_importance(
-                    subject.model, inputs, score, [step.count for step in observation.steps]
+                    subject.model, inputs, target.score, [step.count for step in observation.steps]
                 )
         except ValueError:  # no token of this model can be scaled, so none has a gradient
             gradients = []
     stages = []
     for step in observation.main:
         importance = gradients[step.index][0].cpu().numpy() if gradients else None
-        stages.append(Stage(step, view.picture.shape[:2], importance))
-    label = subject.label(target) if target is not None else ""
+        stages.append(Stage(step, view.canvas.shape[:2], importance))
     observation = observation._replace(output=None)
-    return Inspection(name, subject, observation, inputs, predictions, label, score, stages, seconds)
+    return Inspection(
+        name, subject, observation, inputs, target.predictions, target.target, target.score, stages, seconds
+    )
 
 
 def get_stage(inspection: Inspection, number: int) -> Stage:
@@ -97,15 +98,15 @@ def get_stage(inspection: Inspection, number: int) -> Stage:
 
 
 def mosaic_image(inspection: Inspection, number: int, opacity: float = 1.0) -> np.ndarray:
-    """Return the image with every pixel in the colour of its strongest_tokens token."""
+    """Return the image with every pixel in the colour of its strongest token."""
     stage = get_stage(inspection, number)
     labels, margin = stage.strongest_tokens
-    painted = paint_mosaic(inspection.image, labels.astype(int), margin.astype(np.float64), stage.step.numbers)
+    painted = paint_mosaic(inspection.image, labels.astype(int), margin.astype(np.float64), stage.step.colour_indices)
     return blend(inspection.image, painted, min(max(opacity, 0.0), 1.0))
 
 
 def token_at(inspection: Inspection, number: int, x: float, y: float) -> int:
-    """Return the strongest_tokens token at x, y in [0, 1], or the nearest one where no token has weight."""
+    """Return the strongest token at x, y in [0, 1], or the nearest one where no token has weight."""
     labels = get_stage(inspection, number).labels
     row, column = (min(max(int(v * side), 0), side - 1) for v, side in zip((y, x), labels.shape, strict=True))
     if labels[row, column] >= 0:
@@ -137,7 +138,7 @@ def token_image(inspection: Inspection, number: int, token: int, opacity: float 
     drawn = blend(inspection.image, spotlight(inspection.image, token_map), min(max(opacity, 0.0), 1.0))
     if isinstance(step.trace, RegionTrace):
         region = step.trace.regions[0, [token]].cpu().numpy()
-        drawn = draw_boxes(drawn, region, token_colours(step.numbers[[token]]), width=3, rim=True)
+        drawn = draw_boxes(drawn, region, token_colours(step.colour_indices[[token]]), width=3, outline=True)
     return drawn
 
 
@@ -149,7 +150,7 @@ def summarize_token(inspection: Inspection, number: int, token: int) -> dict[str
         "token": token,
         "tokens": stage.step.count,
         "area": round(float((stage.labels == token).mean()), 4),
-        "colour": "#{:02x}{:02x}{:02x}".format(*token_colours(stage.step.numbers[[token]])[0]),
+        "colour": "#{:02x}{:02x}{:02x}".format(*token_colours(stage.step.colour_indices[[token]])[0]),
         "target": inspection.target,
     }
     if stage.importance is None or inspection.score is None:
@@ -193,7 +194,7 @@ def summarize(inspection: Inspection) -> dict[str, Any]:
 def summary_sheet(inspection: Inspection, number: int, token: int) -> Image.Image:
     """Return the figure to download: image, mosaic and one token, with the predictions below."""
     stage, token = get_stage(inspection, number), clamp_token(inspection, number, token)
-    red, green, blue = (int(channel) for channel in token_colours(stage.step.numbers[[token]])[0])
+    red, green, blue = (int(channel) for channel in token_colours(stage.step.colour_indices[[token]])[0])
     predictions = ", ".join(f"{name} {value:.0%}" for name, value in inspection.predictions[:3])
     warning = "" if inspection.subject.trained else " Randomly initialised weights: predictions are meaningless."
     return Figure(

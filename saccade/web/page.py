@@ -268,7 +268,7 @@ def _segmentation_tab(gr: Any, service: Service) -> None:
     if not names:
         gr.HTML(
             fragments.notice(
-                "No segmentation model is available. Train one with recipes/small/paca_nano_camvid.yaml, then run "
+                "No segmentation model is available. Train one with recipes/small/paca_nano_paca_camvid.yaml, then run "
                 "saccade serve --checkpoint runs/paca_nano_camvid.",
                 "hint",
             ),

@@ -1,4 +1,4 @@
-"""One segmenter on one image: label map, overlay_labels and class class_areas, as the page shows them."""
+"""One segmenter on one image: label map, overlay and class areas, as the page shows them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from saccade.engine.tasks.evaluate_segmenter import predict_probabilities, preprocess_images
+from saccade.engine.tasks.evaluate_segmenter import predict_batch, preprocess_images
 from saccade.models.card import Card
 from saccade.tasks.segmentation_drawing import class_areas, class_colours, overlay_labels, palette_image
 from saccade.tasks.segmentation_inference import InferenceOptions
@@ -26,7 +26,7 @@ class Segmentation:
     labels: np.ndarray  # (H, W) uint8
     classes: list[str]
 
-    def class_areas(self) -> list[dict[str, Any]]:
+    def areas(self) -> list[dict[str, Any]]:
         """Return the classes by descending area, each with its colour."""
         colours = class_colours(len(self.classes))
         return [
@@ -54,6 +54,6 @@ def segment(model: nn.Module, card: Card, image: Image.Image, name: str = "image
     device = next(model.parameters()).device
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].to(device)
     inputs = preprocess_images(pixels, card.preprocess, card.shorter)
-    probabilities = predict_probabilities(model, inputs, pixels.shape[2:], InferenceOptions(), card.names)
+    probabilities = predict_batch(model, inputs, pixels.shape[2:], InferenceOptions(), card.names)
     labels = probabilities.argmax(1)[0].byte().cpu().numpy()
     return Segmentation(name, label or f"{card.name}+{card.head}", np.array(image), labels, card.names)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.data.loader import MemoryLoader, Order
+from saccade.data.loader import Memory, MemoryLoader, Order
 from saccade.data.sources.base import DataError
 from saccade.engine.clock import Clock
 from saccade.engine.loaders import Loaders, UnreadableImages, check_path, open_sources
@@ -80,7 +80,8 @@ def test_stream_ends_at_next_validation(steps, expected):
     """Two steps per epoch, three epochs, validation every two epochs; a resumed run starts at its step."""
     order, clock = Order(4, 2), Clock(6)
     clock.steps = steps
-    loader = MemoryLoader(torch.zeros(4, 3, 1, 1), torch.arange(4), order)
+    memory = Memory(torch.zeros(4, 3, 1, 1), torch.arange(4), torch.arange(4), [])
+    loader = MemoryLoader(memory, order)
     batches = list(Loaders(order, loader, None).stream(clock, val_every=2))
     every = [batch.indices.tolist() for epoch in range(3) for batch in loader.epoch(epoch)]
     assert [batch.indices.tolist() for batch in batches] == [every[step] for step in expected]

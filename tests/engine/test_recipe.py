@@ -164,15 +164,15 @@ def build_detector(recipe: Recipe) -> None:
 
     model = recipe.model
     with torch.device("meta"):
-        made = saccade.create_detector(
+        built = saccade.create_detector(
             model.name,
             model.head,
             10,
             backbone_kwargs=model.kwargs | {"drop_path_rate": recipe.regularize.drop_path},
             **model.head_kwargs,
         )
-        made.eval().dry_run(torch.empty(1, 3, 64, 64))
-    assert make_optimizer(made, recipe.optimizer, recipe.batch_size).param_groups
+        built.eval().dry_run(torch.empty(1, 3, 64, 64))
+    assert make_optimizer(built, recipe.optimizer, recipe.batch_size).param_groups
 
 
 # The papers' values; learning rates are effective ones at the recipe's batch size.

@@ -15,34 +15,34 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 def rates(schedule: Schedule, lr: float, epochs: int, at: list[float]) -> list[float]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
-    made = make_schedule(optimizer, schedule, epochs, STEPS)
-    found = []
+    built = make_schedule(optimizer, schedule, epochs, STEPS)
+    result = []
     for epoch in at:
-        made.step_update(round(epoch * STEPS))
-        found.append(optimizer.param_groups[0]["lr"])
-    return found
+        built.step_update(round(epoch * STEPS))
+        result.append(optimizer.param_groups[0]["lr"])
+    return result
 
 
 @pytest.mark.shows("VT-51")
 def test_step_schedule_of_vt():
     schedule = load_recipe(RECIPES / "imagenet/vt_resnet18.yaml").schedule
-    found = rates(schedule, 0.1, 90, [0, 29.99, 30, 59.99, 60, 89])
-    assert found == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    result = rates(schedule, 0.1, 90, [0, 29.99, 30, 59.99, 60, 89])
+    assert result == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
 @pytest.mark.shows("VT-53", "VT-58")
 def test_warmup_then_exponential_decay_of_vt():
     schedule = load_recipe(RECIPES / "imagenet/vt_resnet18_advanced.yaml").schedule
-    found = rates(schedule, 0.16, 400, [0, 2.5, 5, 6, 7, 105])
-    assert found == pytest.approx([0.01, 0.085, 0.16, 0.158, 0.16 * 0.9875**2, 0.16 * 0.9875**100])
+    result = rates(schedule, 0.16, 400, [0, 2.5, 5, 6, 7, 105])
+    assert result == pytest.approx([0.01, 0.085, 0.16, 0.158, 0.16 * 0.9875**2, 0.16 * 0.9875**100])
 
 
 @pytest.mark.shows("SVIT-40", "SVIT-43")
 def test_cosine_with_warmup():
     """1e-6 to 1e-3 in 5 epochs, then the cosine of the complete run down to 1e-5."""
     schedule = load_recipe(RECIPES / "imagenet/svit_small.yaml").schedule
-    found = rates(schedule, 1e-3, 300, [0, 2.5, 150, 300])
-    assert found == pytest.approx([1e-6, 0.5 * (1e-6 + 1e-3), 1e-5 + 0.5 * (1e-3 - 1e-5), 1e-5])
+    result = rates(schedule, 1e-3, 300, [0, 2.5, 150, 300])
+    assert result == pytest.approx([1e-6, 0.5 * (1e-6 + 1e-3), 1e-5 + 0.5 * (1e-3 - 1e-5), 1e-5])
 
 
 def test_constant_schedule_and_fractional_epochs():

@@ -40,10 +40,10 @@ def test_unreadable_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"expected an image file, got the folder .* Name the images in it"):
         load_image(tmp_path)
     (tmp_path / "text.jpg").write_text("not an image")
-    with pytest.raises(ValueError, match=r"text\.jpg is not an image that Pillow can read"):
+    with pytest.raises(ValueError, match=r"text\.jpg is not a readable image\. Expected one of JPEG, PNG"):
         load_image(tmp_path / "text.jpg")
     (tmp_path / "empty.png").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"empty\.png is not an image"):
+    with pytest.raises(ValueError, match=r"empty\.png is not a readable image"):
         load_image(tmp_path / "empty.png")
 
 

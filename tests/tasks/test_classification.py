@@ -34,7 +34,7 @@ def test_saved_model_is_opened_with_its_card(tmp_path):
         "svit_nano", ["a", "b", "c"], 48, 0.8)  # fmt: skip
     images = torch.randn(1, 3, 32, 32)
     torch.testing.assert_close(opened(images), model(images))
-    with pytest.raises(ValueError, match="neither best"):
+    with pytest.raises(ValueError, match=r"expected best\.safetensors or last\.safetensors"):
         open_model(tmp_path.parent)
     (tmp_path / "broken.safetensors").write_bytes(b"abc")
     with pytest.raises(ValueError, match="damaged"):

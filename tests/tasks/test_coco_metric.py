@@ -11,7 +11,8 @@ from pycocotools.mask import decode
 
 from saccade.data.open import open_object_split
 from saccade.data.sources.coco import CocoSource
-from saccade.data.sources.objects import ObjectSource, SceneObjects
+from saccade.data.sources.objects import ObjectSource
+from saccade.data.synthetic.scenes import SceneObjects
 from saccade.tasks.coco_metric import CocoMetric, encode_masks
 from tests.data.coco_files import MINI, write
 

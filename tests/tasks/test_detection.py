@@ -68,8 +68,8 @@ def test_authors_detector_checkpoint_fills_the_backbone():
     """PaCa's Mask R-CNN files come from mmdetection: `state_dict` with backbone.*, neck.*, rpn_head.*, roi_head.*."""
     official = weights("pacavit_tiny_p2cconv_100_0")
     backbone = {f"backbone.{name}": value for name, value in official.items() if not name.startswith("head.")}
-    others = {"neck.lateral_convs.0.conv.weight": torch.zeros(1), "roi_head.bbox_head.fc_cls.weight": torch.zeros(1)}
-    file = {"state_dict": backbone | others, "meta": {"epoch": 12}}
+    head = {"neck.lateral_convs.0.conv.weight": torch.zeros(1), "roi_head.bbox_head.fc_cls.weight": torch.zeros(1)}
+    file = {"state_dict": backbone | head, "meta": {"epoch": 12}}
     ours = saccade.convert_official(file, "paca_tiny")
     assert not any(name.startswith(("neck", "roi_head", "backbone")) for name in ours)
     model = saccade.create_detector("paca_tiny", "mask_rcnn", 3, checkpoint=file, **SMALL)
@@ -141,7 +141,7 @@ def test_wrong_arguments_are_named(call, error, message):
         saccade.create_detector(**({"backbone": "svit_nano", "head": "mask_rcnn", "num_classes": 3} | call))
 
 
-def test_traces_of_the_backbone_are_recorded():
+def test_traces_of_the_backbone_are_reported():
     model = saccade.create_detector("svit_nano", "mask_rcnn", 3, **SMALL).eval()
     with torch.no_grad(), saccade.record(model) as traces:
         model(random_images(SIZE))

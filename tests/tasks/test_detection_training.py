@@ -5,7 +5,8 @@ import torch
 
 import saccade
 from saccade.data.open import open_object_split
-from saccade.data.sources.objects import ObjectSource, ObjectSubset, SceneObjects
+from saccade.data.sources.objects import ObjectSource, ObjectSubset
+from saccade.data.synthetic.scenes import SceneObjects
 from saccade.data.transforms.objects import EvalObjects
 from saccade.tasks.coco_metric import CocoMetric
 from tests.data.coco_files import MINI

@@ -123,7 +123,7 @@ def test_compiled_model_matches_eager(backbone, head):
     torch._dynamo.reset()
 
 
-def test_traces_of_backbone_and_head_are_recorded():
+def test_traces_of_backbone_and_head_are_reported():
     model = make("svit_nano", "vt_fpn").eval()
     with torch.no_grad(), saccade.record(model) as traces:
         model(torch.randn(1, 3, 64, 96))
@@ -133,7 +133,7 @@ def test_traces_of_backbone_and_head_are_recorded():
     assert [tuple(trace.maps().shape) for trace in traces[-4:]] == [(1, 4, 16 // 2**i, 24 // 2**i) for i in range(4)]
 
 
-def test_every_layer_of_vt_fpn_is_recorded():
+def test_every_layer_of_vt_fpn_is_reported():
     torch.manual_seed(0)
     model = saccade.create_segmenter("svit_nano", "vt_fpn", 5, head_kwargs=SMALL["vt_fpn"] | {"layers": 2}).eval()
     with torch.no_grad(), saccade.record(model) as traces:

@@ -58,8 +58,8 @@ def test_windows_are_blended_without_steps():
 
 @given(st.integers(1, 2000), st.integers(32, 600), st.floats(0.2, 1))
 @settings(max_examples=200, deadline=None)
-def test_windows_cover_every_pixel(length, window, share):
-    stride = max(1, int(window * share))
+def test_windows_cover_every_pixel(length, window, fraction):
+    stride = max(1, int(window * fraction))
     margin = (window - stride) // 4
     weight = torch.zeros(length)
     for start, end in window_spans(length, window, stride):
@@ -133,7 +133,7 @@ def test_mirrored_classes_are_swapped_back():
 
     images = torch.zeros(1, 3, 32, 64)
     assert predict_probabilities(sides, images, InferenceOptions(flip=True))[:, 0].min() > 0.99
-    swapped = predict_probabilities(sides, images, InferenceOptions(flip=True), mirrored=[1, 0])
+    swapped = predict_probabilities(sides, images, InferenceOptions(flip=True), flipped_classes=[1, 0])
     torch.testing.assert_close(swapped, torch.full_like(swapped, 0.5), atol=1e-3, rtol=0)
 
 

@@ -178,7 +178,7 @@ def test_classifier_checkpoint_keeps_the_initial_detection_tokens(tmp_path):
             assert torch.equal(value, trained.state_dict()[name]), name
 
 
-def test_regions_of_every_pass_are_recorded():
+def test_regions_of_every_pass_are_reported():
     model = make_detector().eval()
     with torch.no_grad(), saccade.record(model) as traces:
         model(random_images(SIZE))

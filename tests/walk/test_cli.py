@@ -67,7 +67,11 @@ def test_console_script_registers_the_models_before_the_command_runs():
 
 @pytest.mark.parametrize(
     ("arguments", "old", "new"),
-    [(["explain", "cat", "--model", "svit_nano"], "--most", "--max-tokens"), (["serve"], "--waiting", "--queue-size")],
+    [
+        (["explain", "cat", "--model", "svit_nano"], "--most", "--max-tokens"),
+        (["serve"], "--waiting", "--queue-size"),
+        (["eval", "run", "--data", "scenes"], "--max-bad", "--max-unreadable"),
+    ],
 )
 def test_renamed_flag_is_an_error_that_names_the_new_one(capsys, arguments, old, new):
     code, _, err = run(capsys, *arguments, old, "3")

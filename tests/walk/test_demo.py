@@ -87,5 +87,5 @@ def test_demo_does_not_overwrite_a_user_run(weights_folder, capsys, tmp_path):
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "last.ckpt").write_text("mine")
     assert main(["demo", "--out", str(tmp_path), "--train-minutes", "0.1", "--device", "cpu", "--json"]) == 1
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already contains a run" in capsys.readouterr().err
     assert (tmp_path / "training" / "last.ckpt").read_text() == "mine"

@@ -139,4 +139,4 @@ def test_eval_rejects_unknown_settings_and_zero_detections(capsys, sparse):
     assert "Did you mean scenes?" in err
     code, _, err = run(capsys, "eval", str(sparse), *EVAL, "--max-detections", "0")
     assert code != 0
-    assert "at least one detection" in err
+    assert "max_detections must be at least 1, got 0." in err

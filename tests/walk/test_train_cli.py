@@ -47,12 +47,15 @@ def test_train_json_prints_only_json(tmp_path, capsys):
         (["--model", "svit_nano"], "no data: give --data PATH"),
         (["--data", "scenes"], "nothing to train"),
         (["svit_nano_cifar", "--data", "scenes"], "Did you mean svit_nano_cifar10?"),
-        (["demo", "--set", "optimizer.learnrate=1"], "unknown key optimizer.learnrate"),
-        (["demo", "--data", "nowhere/at/all"], "no data at nowhere/at/all"),
-        (["demo", "--set", "model.kwargs.stem=wide"], "stem must be one of conv, patch"),
-        (["demo", "--set", "model.checkpoint=missing.pth"], "no such checkpoint"),
-        (["demo", "--set", "data.scenes=20", "--set", "batch_size=64"], "lower it"),
-        (["demo", "--set", "model.kwargs={wrong: 1}"], "wrong"),
+        (["svit_nano_scenes", "--set", "optimizer.learnrate=1"], "unknown key optimizer.learnrate"),
+        (["svit_nano_scenes", "--data", "nowhere/at/all"], "no data at nowhere/at/all"),
+        (["svit_nano_scenes", "--set", "model.kwargs.stem=wide"], "stem must be one of conv, patch"),
+        (["svit_nano_scenes", "--set", "model.checkpoint=missing.pth"], "no such checkpoint"),
+        (
+            ["svit_nano_scenes", "--set", "data.scenes=20", "--set", "batch_size=64"],
+            "must not exceed the 20 training images. Lower it.",
+        ),
+        (["svit_nano_scenes", "--set", "model.kwargs={wrong: 1}"], "wrong"),
     ],
 )
 def test_train_errors_are_one_line(arguments, message, tmp_path, capsys):
@@ -68,7 +71,7 @@ def test_eval_rejects_options_of_other_tasks(run, tmp_path, capsys):
     assert main(["eval", str(tmp_path / "none.safetensors"), "--data", "scenes"]) == 1
     assert "no such checkpoint" in capsys.readouterr().err
     assert main(["eval", str(run), "--data", "scenes", "--split", "dev"]) == 1
-    assert "it has train, val, test" in capsys.readouterr().err
+    assert "Choose one of train, val, test." in capsys.readouterr().err
     for options, message in (
         (["--scales", "1", "2"], "--scales applies to segmentation"),
         (["--window", "0"], "--window applies to segmentation"),

@@ -118,13 +118,14 @@ def test_summary_sheet_is_drawn(inspections):
 def test_inspection_does_not_change_the_model(inspections):
     subject = inspections["svit_nano"].subject
     before = {key: value.clone() for key, value in subject.model.state_dict().items()}
+    hooks = [list(module._forward_hooks) for module in subject.model.modules()]
     subject.model.train()
     inspect_image(subject, Image.new("RGB", (64, 64), "teal"))
     assert subject.model.training
     subject.model.eval()
     assert all(torch.equal(value, before[key]) for key, value in subject.model.state_dict().items())
     assert not any(p.grad is not None for p in subject.model.parameters())
-    assert not any(module._forward_hooks for module in subject.model.modules())
+    assert [list(module._forward_hooks) for module in subject.model.modules()] == hooks
 
 
 def test_fragments_escape_external_text(inspections):

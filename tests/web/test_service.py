@@ -105,7 +105,7 @@ def test_segmentation_is_that_of_the_model(service, segmenter, tmp_path):
     np.testing.assert_array_equal(segmentation.labels, expected.labels)
     assert segmentation.labels.shape == (64, 96)
     assert sum(row["share"] for row in segmentation.areas()) == pytest.approx(1, abs=1e-4)
-    np.testing.assert_array_equal(np.array(segmentation.label_image()), segmentation.labels)
+    np.testing.assert_array_equal(np.array(segmentation.palette_image()), segmentation.labels)
     assert not np.array_equal(segmentation.draw(0.2), segmentation.draw(0.9))
     html = fragments.areas_list([row | {"name": "<b>tree"} for row in segmentation.areas()])
     assert "<b>tree" not in html

@@ -51,7 +51,8 @@ def read_mask_values(source: str | Path | bytes | Any, name: str) -> np.ndarray:
 def _decode(source: Any, name: str, convert: Any) -> Any:
     """`convert` of the loaded Pillow image. Every file that saccade.data decodes is opened here."""
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_formats()) as image:
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        with Image.open(file, formats=supported_formats()) as image:
             image.load()
             return convert(image)
     except UnidentifiedImageError as error:
@@ -61,7 +62,7 @@ def _decode(source: Any, name: str, convert: Any) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _formats() -> tuple[str, ...]:
+def supported_formats() -> tuple[str, ...]:
     """FORMATS that the installed Pillow can open; AVIF needs Pillow 11.3."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)

@@ -2,7 +2,7 @@
 
 A scene is a textured background with one large object and up to three small ones. Its class is the shape of the large
 object. Position, scale, rotation, colours, texture, shading and clutter are independent of the class, so a linear model
-stays near chance. Scene i is a function of (seed, split, i) and looks the same at every size. Objects move: `clip`
+stays near chance. Scene i is a function of (seed, split, i), with the same content at every size. Objects move: `clip`
 renders a scene at several times, labelled with the motion of the large object.
 """
 

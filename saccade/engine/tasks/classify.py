@@ -96,7 +96,7 @@ class ClassificationModule(TrainingModule):
         if self.teacher is not None:
             self.teacher.compile(**compile_options())
         if self.augment is not None:
-            self.augment.change = torch.compile(self.augment.change, **compile_options(mode))
+            self.augment.apply = torch.compile(self.augment.apply, **compile_options(mode))
 
     def make_loaders(self, partition: Partition) -> Loaders:
         if self.teacher is not None:

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from saccade._extras import require
 from saccade.data.decode.image import BadImage
-from saccade.data.loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, seed_all, unpack_masks
+from saccade.data.loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, seed_all
 from saccade.data.open import open_train_and_val_objects
 from saccade.data.sources.base import DataError
-from saccade.data.transforms.objects import TrainObjects
+from saccade.data.transforms.objects import TrainObjects, unpack_masks
 from saccade.engine.loaders import Loaders, Partition, Sources, UnreadableImages, check_path
 from saccade.engine.module import TrainingModule, TrainingSetup
 from saccade.engine.recipe import Data, Recipe
@@ -63,7 +63,7 @@ class DetectionModule(TrainingModule):
             backbone_kwargs=kwargs,
             **head_kwargs,
         )
-        preprocess = preprocess_of(model.trunk)._replace(size=data.image_size or SCENE_SIZE, crop_pct=1.0)
+        preprocess = preprocess_of(model.backbone_model)._replace(size=data.image_size or SCENE_SIZE, crop_pct=1.0)
         card = Card(
             options.name,
             len(sources.classes),
@@ -78,7 +78,7 @@ class DetectionModule(TrainingModule):
 
     def compile_model(self, mode: str | None) -> None:
         """Compile the backbone only: the shapes after it change with the number of objects."""
-        self.model.trunk.compile(**compile_options(mode))
+        self.model.backbone_model.compile(**compile_options(mode))
 
     def make_loaders(self, partition: Partition) -> Loaders:
         augment, order = self.recipe.augment, partition.order
@@ -94,7 +94,7 @@ class DetectionModule(TrainingModule):
         return Loaders(
             order,
             ObjectLoader(self.sources.train, transform, order, workers, pin),
-            ObjectEvalLoader(self.sources.val, partition.images, workers, order.rank, order.world, pin),
+            ObjectEvalLoader(self.sources.val, partition.images, workers, order.rank, order.world_size, pin),
         )
 
     def prepare(self, batch: ObjectBatch) -> tuple[list[Tensor], Any]:
@@ -131,7 +131,7 @@ class DetectionModule(TrainingModule):
 
     def evaluate(self, model: nn.Module, device: torch.device) -> ObjectEvaluation:
         source, workers = self.sources.val, self.recipe.data.workers
-        batches = ObjectEvalLoader(source, self.micro_batch_size, workers, pin=device.type == "cuda")
+        batches = ObjectEvalLoader(source, self.micro_batch_size, workers, pin_memory=device.type == "cuda")
         evaluation = evaluate_detector(model, batches, source, self.coco, device, self.autocast_dtype)
         evaluation.coco.write(self.out)
         return evaluation

@@ -29,7 +29,7 @@ class Evaluation(NamedTuple):
     top1: float
     top5: float
     calibration: float  # expected calibration error, 15 bins
-    per_class_accuracy: list[float | None]  # accuracy; None for a class without images
+    per_class: list[float | None]  # accuracy; None for a class without images
     confusion: Tensor | None  # (K, K): true, predicted
     indices: Tensor  # (N,) of the images in their source
     labels: Tensor  # (N,)

@@ -101,7 +101,7 @@ def evaluate_detector_checkpoint(
         transform.min_size = (size,)
     source = open_object_split(data, split, card.classes or None, size=card.preprocess.size, **options)
     check_num_classes(card, source.classes)
-    batches = ObjectEvalLoader(source, batch_size, workers, pin=device.startswith("cuda"))
+    batches = ObjectEvalLoader(source, batch_size, workers, pin_memory=device.startswith("cuda"))
     coco = coco_metric(model, source, max_detections)
     unreadable = UnreadableImages(max_unreadable)
     return evaluate_detector(model, batches, source, coco, device, dtype, unreadable), card, source

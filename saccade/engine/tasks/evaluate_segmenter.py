@@ -47,7 +47,7 @@ def evaluate_segmenter(
     classes: list[str],
     preprocess: Preprocess,
     shorter: int | None = None,
-    inference: Inference = WHOLE_IMAGE,
+    inference: InferenceOptions = WHOLE_IMAGE,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     unreadable: UnreadableImages | None = None,
@@ -63,7 +63,7 @@ def evaluate_segmenter(
         masks = batch.labels.to(device).long()
         images = preprocess_images(batch.images.to(device), preprocess, shorter)
         with inference_autocast(device, dtype):
-            probabilities = predict_probabilities(model, images, masks.shape[1:], inference, classes)
+            probabilities = predict_batch(model, images, masks.shape[1:], inference, classes)
         labels = probabilities.argmax(1)
         metric.update(labels, masks)
         valid = masks != IGNORE_INDEX
@@ -75,7 +75,7 @@ def evaluate_segmenter(
     return MaskEvaluation(
         count=sum(map(len, indices)),
         loss=float(loss / max(pixels, 1)),
-        scores=SegmentationScores.of(confusion),
+        scores=SegmentationScores.from_confusion(confusion),
         confusion=confusion,
         indices=torch.cat(indices),
         accuracy=torch.cat(accuracy),
@@ -93,7 +93,7 @@ def preprocess_images(images: Tensor, preprocess: Preprocess, shorter: int | Non
     return normalize(pixels, preprocess.mean, preprocess.std)
 
 
-def predict_probabilities(
+def predict_batch(
     model: nn.Module,
     images: Tensor,
     size: tuple[int, ...] | torch.Size,
@@ -112,7 +112,7 @@ def evaluate_segmenter_checkpoint(
     data: str | Path,
     split: str | None = None,
     shorter: int | None = None,
-    inference: Inference = WHOLE_IMAGE,
+    inference: InferenceOptions = WHOLE_IMAGE,
     workers: int | None = None,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
@@ -129,7 +129,7 @@ def evaluate_segmenter_checkpoint(
             f"got {', '.join(source.classes[:4])}, …."
         )
     check_masks(source, "evaluation")
-    batches = EvalLoader(source, EvalPair(), 1, workers, pin=device.startswith("cuda"), sample=load_pair)
+    batches = EvalLoader(source, EvalPair(), 1, workers, pin_memory=device.startswith("cuda"), load=load_pair)
     unreadable = UnreadableImages(max_unreadable)
     shorter = shorter or card.shorter
     evaluation = evaluate_segmenter(

@@ -34,7 +34,7 @@ from saccade.engine.report import classes_section, image_figure, image_grid
 from saccade.engine.tasks.evaluate_segmenter import (
     MaskEvaluation,
     evaluate_segmenter,
-    predict_probabilities,
+    predict_batch,
     preprocess_images,
 )
 from saccade.inference.compile import compile_options
@@ -94,7 +94,7 @@ class SegmentationModule(TrainingModule):
             head_kwargs=head_kwargs,
             checkpoint=options.checkpoint,
         )
-        preprocess = preprocess_of(model.trunk)._replace(size=size, crop_pct=1.0)
+        preprocess = preprocess_of(model.backbone_model)._replace(size=size, crop_pct=1.0)
         card = Card(
             options.name,
             len(sources.classes),
@@ -120,7 +120,7 @@ class SegmentationModule(TrainingModule):
         options = augment_options(self.recipe, self.preprocess.size, sources.classes)
         transform = TrainPair(mean=self.preprocess.mean, **options)
         train = FileLoader(sources.train, transform, order, partition.workers, partition.pin, load_pair)
-        return Loaders(order, train, self.val_loader(partition.workers, order.rank, order.world, partition.pin))
+        return Loaders(order, train, self.val_loader(partition.workers, order.rank, order.world_size, partition.pin))
 
     def val_loader(self, workers: int | None, rank: int = 0, world: int = 1, pin: bool = False) -> EvalLoader:
         """Return a loader of single images, because their sizes may differ."""
@@ -151,12 +151,12 @@ class SegmentationModule(TrainingModule):
     def update_metrics(self, model: nn.Module, batch: Batch) -> None:
         masks = batch.labels.long()
         images = preprocess_images(batch.images, self.preprocess, self.recipe.data.val_size)
-        probabilities = predict_probabilities(model, images, masks.shape[1:], self.inference, self.sources.classes)
+        probabilities = predict_batch(model, images, masks.shape[1:], self.inference, self.sources.classes)
         self.metric.update(probabilities.argmax(1), masks)
         self.add_val_loss(pixel_loss(probabilities.clamp(min=1e-9).log(), masks), len(masks))
 
     def compute_metrics(self) -> dict[str, float]:
-        scores = SegmentationScores.of(self.metric.compute())
+        scores = SegmentationScores.from_confusion(self.metric.compute())
         percent = {name: 100 * getattr(scores, name) for name in self.val_metrics if name != "loss"}
         return {"loss": self.mean_val_loss()} | percent
 
@@ -194,7 +194,7 @@ class SegmentationModule(TrainingModule):
             array, name = np.array(image), source.name(index)
             pixels = torch.from_numpy(array).permute(2, 0, 1)[None].to(device)
             images = preprocess_images(pixels, self.preprocess, self.recipe.data.val_size)
-            probabilities = predict_probabilities(model, images, mask.shape, self.inference, self.sources.classes)
+            probabilities = predict_batch(model, images, mask.shape, self.inference, self.sources.classes)
             labels = probabilities.argmax(1)[0].byte().cpu().numpy()
             accuracy = f"prediction, {100 * float(evaluation.accuracy[row]):.1f} % correct"
             figures.append(image_figure(image, name, "image", 320))
@@ -221,10 +221,10 @@ def augment_options(recipe: Recipe, size: int, classes: list[str]) -> dict[str, 
         "size": size,
         "base": recipe.data.base_size,
         "scale": tuple(augment.resize),
-        "most": augment.max_class_fraction,
+        "max_class_fraction": augment.max_class_fraction,
         "flip": augment.flip,
         "distort": augment.distort,
-        "mirrored": flipped_classes(classes),
+        "flipped_classes": flipped_classes(classes),
     }
 
 

@@ -1,6 +1,5 @@
 """Labelled images for scoring token maps: masks of classes or objects, boxes, or both."""
 
-import io
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -9,15 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from saccade._extras import require
-from saccade.data.open import EMBEDDED
+from saccade.data.decode.image import IMAGE_SUFFIXES, read_image, read_mask_values
+from saccade.data.open.splits import EMBEDDED_IMAGES
 from saccade.data.synthetic.scenes import Scenes
 from saccade.explain.images import load_image
 from saccade.explain.scores.superpixels import IGNORE
 
-IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 MASKS = ("annotations", "masks", "labels", "annotation", "mask")
 COLUMNS = ("annotation", "mask", "segmentation", "instance_mask")
 FULL_SIZE = 1 << 16  # longer side: image and ground truth are not downscaled
@@ -42,7 +41,7 @@ class Entry(NamedTuple):
 
 def read_labelled(path: str | os.PathLike) -> Iterator[Entry]:
     """Entries of a Parquet file or folder, a COCO JSON with its images, image and mask folders, or "scenes"."""
-    if str(path) == EMBEDDED:
+    if str(path) == EMBEDDED_IMAGES:
         return _scenes()
     path = Path(path)
     if not path.exists():
@@ -73,7 +72,7 @@ def _folders(root: Path) -> Iterator[Entry]:
     if not (root / "images").is_dir() or masks is None:
         raise ValueError(f"expected a folder images/ and one of {', '.join(name + '/' for name in MASKS)} in {root}.")
     mask_files = {path.relative_to(masks).with_suffix(""): path for path in sorted(masks.rglob("*.png"))}
-    images = [path for path in sorted((root / "images").rglob("*")) if path.suffix.lower() in IMAGES]
+    images = [path for path in sorted((root / "images").rglob("*")) if path.suffix.lower() in IMAGE_SUFFIXES]
     if not images:
         raise ValueError(f"expected images in {root / 'images'}, got none.")
 
@@ -91,11 +90,11 @@ def _parquet(files: list[Path]) -> Iterator[Entry]:
     parquet = require("pyarrow.parquet", "train")
 
     def read(name: str, record: dict[str, Any], mask_column: str | None) -> Sample:
-        image = load_image(_decode(record["image"], name), FULL_SIZE)
+        image = load_image(read_image(_bytes(record["image"], name), name), FULL_SIZE)
         mask = boxes = None
         if mask_column:
             void = None if mask_column == "instance_mask" else VOID
-            mask = _mask(_bytes(record[mask_column]), image, name, void)
+            mask = _mask(_bytes(record[mask_column], name), image, name, void)
         if record.get("objects"):
             boxes = _corners(record["objects"]["bbox"])
         return Sample(name, image, mask, boxes)
@@ -165,9 +164,7 @@ def _area(segmentation: Any, height: int, width: int) -> np.ndarray:
 
 def _mask(data: bytes, image: Image.Image, name: str, void: int | None = VOID) -> np.ndarray:
     """A mask file as int32, with IGNORE in place of `void`."""
-    values = np.array(_decode({"bytes": data}, name))
-    if values.ndim != 2:
-        raise ValueError(f"expected a mask with one channel of class indices, got {values.shape} for {name}.")
+    values = read_mask_values(data, name)
     if values.shape != (image.height, image.width):
         raise ValueError(f"expected a mask of {(image.height, image.width)}, got {values.shape} for {name}.")
     values = values.astype(np.int32)
@@ -176,17 +173,12 @@ def _mask(data: bytes, image: Image.Image, name: str, void: int | None = VOID) -
     return values
 
 
-def _bytes(cell: Any) -> bytes:
-    return cell["bytes"] if isinstance(cell, dict) else cell
-
-
-def _decode(cell: Any, name: str) -> Image.Image:
-    try:
-        image = Image.open(io.BytesIO(_bytes(cell)))
-        image.load()
-    except (UnidentifiedImageError, OSError, TypeError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{name} has no readable image: {error}") from error
-    return image
+def _bytes(cell: Any, name: str) -> bytes:
+    """The encoded image of a Parquet cell: bytes, or a struct with a field bytes."""
+    data = cell.get("bytes") if isinstance(cell, dict) else cell
+    if not isinstance(data, bytes):
+        raise ValueError(f"{name}: expected an encoded image, got {type(data).__name__}.")
+    return data
 
 
 def _corners(boxes: Any) -> np.ndarray:

@@ -48,8 +48,8 @@ def test_arguments_replace_the_metadata(tmp_path):
 
 def test_image_column_is_not_the_mask_when_both_are_described_as_images(tmp_path):
     features = {"annotation": {"_type": "Image"}, "image": {"_type": "Image"}}
-    about = json.dumps({"info": {"features": features}})
-    source = MaskTable(write(tmp_path / "a.parquet", [0], class_names=CLASSES, huggingface=about))
+    metadata = json.dumps({"info": {"features": features}})
+    source = MaskTable(write(tmp_path / "a.parquet", [0], class_names=CLASSES, huggingface=metadata))
     assert source.read(0).getpixel((0, 0)) == (9, 9, 9)
 
 

@@ -13,15 +13,15 @@ from saccade.data.transforms.objects import tight_boxes
 def test_scene_depends_on_seed_split_and_index_only():
     frame = Scenes(5).frame(3)
     np.testing.assert_array_equal(Scenes(100).frame(3).image, frame.image)
-    others = [Scenes(5, seed=1).frame(3), Scenes(5, split="val").frame(3), Scenes(5).frame(4)]
-    assert all((other.image != frame.image).mean() > 0.3 for other in others)
+    other_scenes = [Scenes(5, seed=1).frame(3), Scenes(5, split="val").frame(3), Scenes(5).frame(4)]
+    assert all((other.image != frame.image).mean() > 0.3 for other in other_scenes)
 
 
 def test_indices_beyond_the_count_work():
     assert Scenes(2).frame(10**9 + 7).label == (10**9 + 7) % len(SHAPES)
 
 
-def test_scene_looks_the_same_at_every_size():
+def test_scene_has_the_same_content_at_every_size():
     small, large = Scenes(1, size=32).frame(0), Scenes(1, size=128).frame(0)
     reduced = large.image.reshape(32, 4, 32, 4, 3).mean((1, 3))
     assert np.abs(small.image - reduced).mean() < 4

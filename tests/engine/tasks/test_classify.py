@@ -1,4 +1,4 @@
-"""Training of classifiers: it learns, distils, fine-tunes."""
+"""Training of classifiers: it trains, distils, fine-tunes."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from saccade.engine.train import train
 from tests.engine.runs import recipe, rows
 
 
-def test_svit_nano_learns_scenes(tmp_path):
+def test_svit_nano_trains_on_scenes(tmp_path):
     """Chance is 10 %, a linear model reaches 14 %."""
     plan = recipe("model={name: svit_nano}", "data.scenes=1280", "batch_size=32", "epochs=6", "trainer.log_every=20",
                   "augment.crop=none", "schedule.warmup_epochs=0.5")  # fmt: skip

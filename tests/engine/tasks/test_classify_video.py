@@ -80,11 +80,11 @@ def test_erasing_uses_one_rectangle_for_all_frames(tmp_path, monkeypatch):
     prepared = []
     prepare = ClassificationModule.prepare
 
-    def recording(self, batch):
+    def prepare_and_store(self, batch):
         prepared.append(prepare(self, batch))
         return prepared[-1]
 
-    monkeypatch.setattr(ClassificationModule, "prepare", recording)
+    monkeypatch.setattr(ClassificationModule, "prepare", prepare_and_store)
     train(recipe("augment.erase=1.0", "batch_size=32", "epochs=1"), tmp_path, progress=False)
     images, labels = prepared[0]
     still = images[labels == MOTIONS.index("still")]  # (B, 3, T, H, W)
@@ -130,11 +130,11 @@ def test_video_model_needs_video_task(tmp_path):
 
 
 def test_command_recognises_video_models():
-    from saccade.cli.train import takes_clips
+    from saccade.cli.train import is_video_model
 
-    assert takes_clips("video_sparseformer_nano")
-    assert not takes_clips("svit_nano")
-    assert not takes_clips("no_such_model")
+    assert is_video_model("video_sparseformer_nano")
+    assert not is_video_model("svit_nano")
+    assert not is_video_model("no_such_model")
 
 
 def test_training_clips_differ_per_epoch_and_are_reproducible():

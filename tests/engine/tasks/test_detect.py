@@ -158,20 +158,20 @@ def test_sparse_detector_trains(tmp_path):
 
 
 def test_data_without_masks_gives_no_mask_head(tmp_path):
-    def change(found):
-        for note in found["annotations"]:
+    def change(result_value):
+        for note in result_value["annotations"]:
             del note["segmentation"]
 
     write(tmp_path, change)
-    made = assemble(recipe(f"data.path={tmp_path}", "data.val_fraction=0.34"))
-    assert not made.model.roi_heads.has_mask()
-    assert made.card.head_kwargs["masks"] is False
-    assert made.sources.classes == ["cat", "dog", "bird"]
+    built = assemble(recipe(f"data.path={tmp_path}", "data.val_fraction=0.34"))
+    assert not built.model.roi_heads.has_mask()
+    assert built.card.head_kwargs["masks"] is False
+    assert built.sources.classes == ["cat", "dog", "bird"]
 
 
 def test_other_categories_are_refused(run, tmp_path):
     path = write(tmp_path)
-    with pytest.raises(DataError, match="categories the training set has not"):
+    with pytest.raises(DataError, match="classes that are not in the training set: bird, cat, dog"):
         evaluate_detector_checkpoint(run.out, path)
 
 

@@ -13,12 +13,12 @@ from tests.engine.tasks.test_detect import recipe
 def test_data_without_objects_has_zero_ap():
     class Empty(SceneObjects):
         def objects(self, index, size=None):
-            return super().objects(index).take(np.array([], int))
+            return super().objects(index).select(np.array([], int))
 
     source, model = Empty(2, 48, "val"), assemble(recipe()).model
-    found = evaluate_detector(model, ObjectEvalLoader(source, 2, 0), source, coco_metric(model, source, 100))
-    assert found.metrics == {"box_ap": 0.0}
-    assert found.per_class == [None] * 10
+    result = evaluate_detector(model, ObjectEvalLoader(source, 2, 0), source, coco_metric(model, source, 100))
+    assert result.metrics == {"box_ap": 0.0}
+    assert result.per_class == [None] * 10
 
 
 def test_detection_quality():

@@ -35,7 +35,7 @@ def finished(tmp_path_factory):
     return train(recipe("ema.decay=0.5"), out, command="saccade train …", progress=False)
 
 
-def test_segmenter_learns_shapes(tmp_path):
+def test_segmenter_trains_on_shapes(tmp_path):
     """Two classes: a square and its background."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 24), ("val", 6)):
@@ -143,5 +143,5 @@ def test_small_images_of_one_size_are_cached():
 
 def test_training_starts_from_checkpoint(finished, tmp_path):
     plan = recipe(f"model.checkpoint={finished.out / 'last.safetensors'}", "seed=3")
-    made, saved = assemble(plan).model.state_dict(), load_file(finished.out / "last.safetensors")
-    assert all(torch.equal(made[name], saved[name]) for name in saved)
+    result, saved = assemble(plan).model.state_dict(), load_file(finished.out / "last.safetensors")
+    assert all(torch.equal(result[name], saved[name]) for name in saved)

@@ -98,8 +98,8 @@ def test_borders_fade_for_fragmented_labels():
     image = view(16, 16).canvas
     board = np.indices((16, 16)).sum(0) % 2
     assert (draw_borders(image, board) == image).all()
-    halves = np.repeat([[0] * 8 + [1] * 8], 16, axis=0)
-    assert (draw_borders(image, halves)[:, 7:9] == 255).all()
+    split = np.repeat([[0] * 8 + [1] * 8], 16, axis=0)
+    assert (draw_borders(image, split)[:, 7:9] == 255).all()
 
 
 @pytest.mark.parametrize("thickness", [1, 2])

@@ -1,4 +1,4 @@
-"""Recorded attention weights."""
+"""`record_attention`: attention weights of a forward pass."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_attention_of_timm_models_is_recorded():
     assert calls[0].weights.shape == (1, 3, 5, 5)
 
 
-def test_recording_attention_changes_the_output_by_rounding_only():
+def test_record_attention_changes_the_output_by_rounding_only():
     """Hooks disable fused CPU kernels; with those switched off, the outputs are bit-identical."""
     model = saccade.create_model("svit_nano").eval()
     images = torch.randn(1, 3, 64, 64)

@@ -19,9 +19,9 @@ def test_redundancy_is_the_shared_mass_of_pairs():
 def test_entropies_are_relative_to_their_maximum():
     assert token_entropy(DISJOINT) == pixel_entropy(DISJOINT) == 0
     assert token_entropy(UNIFORM) == pixel_entropy(UNIFORM) == pytest.approx(1)
-    halves = torch.tensor([[[1.0, 1], [0, 0]], [[0, 0], [1, 1]]])
-    assert token_entropy(halves) == pytest.approx(0.5)
-    assert pixel_entropy(halves) == 0
+    bands = torch.tensor([[[1.0, 1], [0, 0]], [[0, 0], [1, 1]]])
+    assert token_entropy(bands) == pytest.approx(0.5)
+    assert pixel_entropy(bands) == 0
     assert pixel_entropy(torch.zeros(3, 2, 2)) == 0
 
 

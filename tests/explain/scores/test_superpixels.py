@@ -15,18 +15,18 @@ from saccade.explain.scores.superpixels import (
     slic_segments,
 )
 
-HALVES = np.repeat([[0] * 8 + [1] * 8], 16, axis=0)  # left and right
+COLUMNS = np.repeat([[0] * 8 + [1] * 8], 16, axis=0)  # left and right
 
 
 def test_metrics_of_a_perfect_segmentation():
-    metrics = evaluate_segments(HALVES + 5, HALVES)
+    metrics = evaluate_segments(COLUMNS + 5, COLUMNS)
     assert metrics.segments == metrics.components == 2
     assert metrics.accuracy == metrics.recall == 1
     assert metrics.undersegmentation == 0
 
 
 def test_metrics_of_a_single_segment():
-    metrics = evaluate_segments(np.zeros_like(HALVES), HALVES)
+    metrics = evaluate_segments(np.zeros_like(COLUMNS), COLUMNS)
     assert metrics.accuracy == 0.5
     assert metrics.recall == 0
     assert metrics.undersegmentation == 1  # each half leaks its own size
@@ -35,15 +35,15 @@ def test_metrics_of_a_single_segment():
 
 def test_metrics_of_a_border_off_by_three_pixels():
     shifted = np.repeat([[0] * 5 + [1] * 11], 16, axis=0)
-    metrics = evaluate_segments(shifted, HALVES)
+    metrics = evaluate_segments(shifted, COLUMNS)
     assert metrics.accuracy == 13 / 16
     assert metrics.undersegmentation == pytest.approx(2 * 3 / 16)
-    assert boundary_recall(shifted, HALVES, max_distance=2.9) == 0
-    assert boundary_recall(shifted, HALVES, max_distance=3) == 1
+    assert boundary_recall(shifted, COLUMNS, max_distance=2.9) == 0
+    assert boundary_recall(shifted, COLUMNS, max_distance=3) == 1
 
 
 def test_unlabelled_pixels_are_ignored():
-    truth = HALVES.copy()
+    truth = COLUMNS.copy()
     truth[:, 8:] = IGNORE
     metrics = evaluate_segments(np.zeros_like(truth), truth)
     assert metrics.accuracy == 1
@@ -53,16 +53,16 @@ def test_unlabelled_pixels_are_ignored():
 
 def test_metrics_refuse_other_shapes_and_unlabelled_truth():
     with pytest.raises(ValueError, match="expected ground truth with labelled pixels"):
-        evaluate_segments(HALVES, np.full_like(HALVES, IGNORE))
+        evaluate_segments(COLUMNS, np.full_like(COLUMNS, IGNORE))
     with pytest.raises(ValueError, match=r"ground truth's shape \(16, 16\), got \(8, 16\)"):
-        evaluate_segments(HALVES[:8], HALVES)
+        evaluate_segments(COLUMNS[:8], COLUMNS)
 
 
 def test_compactness_is_the_mean_over_components():
     board = np.indices((8, 8)).sum(0) % 2
     assert len(np.unique(connected_components(board))) == 64
     assert compactness(board) == pytest.approx(math.pi / 4)  # single pixels are squares
-    assert compactness(HALVES) == pytest.approx(4 * math.pi * 128 / 48**2)
+    assert compactness(COLUMNS) == pytest.approx(4 * math.pi * 128 / 48**2)
 
 
 def test_grid_segments_are_equal_cells():
