@@ -29,7 +29,11 @@ SCALED = ("sparseformer_tiny", "paca_small", "svit_small", "swin_tiny_patch4_win
 SCALING = (224, 448, 640, 1024)
 COMPILED = (*SACCADE, "resnet50", "swin_tiny_patch4_window7_224")  # compiling takes minutes
 SECONDS = 0.5  # per measurement: the first launches wait for a host that was busy with another model
-COLUMNS = {  # compiled columns use mode="reduce-overhead"
+COLUMNS = {  # the other compiled columns use mode="reduce-overhead" and `saccade.inference.compile.compile_options`
+    "torch.compile(model)": dict(compiled=True, plain=True),
+    'torch.compile(model, mode="reduce-overhead")': dict(compiled=True, cuda_graph=True, plain=True),
+    "training, plain loop": dict(mode="train", plain=True),
+    "training, torch.compile(model)": dict(mode="train", compiled=True, plain=True),
     "eager": dict(),
     "CUDA graph": dict(cuda_graph=True),
     "1024 px, CUDA graph": dict(size=1024, batch=8, cuda_graph=True),

@@ -26,11 +26,11 @@ from saccade.benchmark.timing import interleave, prepare
 
 MODELS = ("svit_small", "paca_small", "sparseformer_tiny", "vt_resnet50")
 WAYS = {
-    "eager": dict(),
-    "training": dict(mode="train"),
-    "compiled": dict(compiled=True),
-    "compiled training": dict(compiled=True, mode="train"),
-    "1024 px": dict(size=1024, batch=8),
+    "eager": dict(plain=True),
+    "training": dict(mode="train", plain=True),
+    "compiled": dict(compiled=True, plain=True),
+    "compiled training": dict(compiled=True, mode="train", plain=True),
+    "1024 px": dict(size=1024, batch=8, plain=True),
 }
 THRESHOLD = 0.03
 

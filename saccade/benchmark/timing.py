@@ -34,6 +34,7 @@ class Case:
     device: str = "cpu"
     optimized: bool = False  # copy from saccade.optimize: folded, and cast instead of autocast; inference only
     cuda_graph: bool = False  # captured from the optimised copy or a training step, or by torch.compile
+    plain: bool = False  # `torch.compile(model)` and `loss.backward()` without options of ours
     options: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
@@ -176,7 +177,8 @@ def compile_for(model: nn.Module, case: Case) -> Callable[..., Any]:
     """Return the model, or the compiled model (with CUDA graphs if `case.cuda_graph`)."""
     if not case.compiled:
         return model
-    return torch.compile(model, fullgraph=True, **compile_options("reduce-overhead" if case.cuda_graph else None))
+    mode = "reduce-overhead" if case.cuda_graph else None
+    return torch.compile(model, mode=mode) if case.plain else torch.compile(model, **compile_options(mode))
 
 
 def inference_step(model: nn.Module, images: torch.Tensor, case: Case) -> Callable[[], Any]:
@@ -204,7 +206,7 @@ def train_step(model: nn.Module, images: torch.Tensor, case: Case) -> Callable[[
     def step() -> None:
         with autocast(case):
             loss = F.cross_entropy(forward(images), labels)
-        with torch.autograd.set_multithreading_enabled(False):  # as in `saccade train`
+        with nullcontext() if case.plain else torch.autograd.set_multithreading_enabled(False):  # as `saccade train`
             loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -105,24 +105,31 @@ if HAS_TRITON:
         tl.store(g_qkv_ptr + offset + 2 * DIM, g_value.to(dtype), mask=mask)
 
 
+SELF_TILES = (16, 32, MAX_TOKENS)  # tokens of a program
+
+
 @variant
-def _self_kernel(backward: bool, dim: int, num_heads: int, dtype: torch.dtype) -> Kernel:
+def _self_kernel(backward: bool, tokens: int, dim: int, num_heads: int, dtype: torch.dtype) -> Kernel:
     width = dim // num_heads
     step = max(16, width)  # channels of a program: several small heads, or one
     channels = next_power_of_2(step)
     # The scores are held in registers: backward spills with fewer warps than these (ptxas, sm_90a).
-    warps = MAX_TOKENS // 16 * (2 if channels == MAX_HEAD_DIM else 1)
+    warps = tokens // 16 * (2 if channels == MAX_HEAD_DIM else 1)
     return Kernel(
-        _self_backward_kernel if backward else _self_forward_kernel, DIM=dim, SCALE=width**-0.5, ROWS=MAX_TOKENS,
+        _self_backward_kernel if backward else _self_forward_kernel, DIM=dim, SCALE=width**-0.5, ROWS=tokens,
         CHANNELS=channels, STEP=step, WIDTH=width, PRECISION="ieee" if dtype == torch.float32 else "tf32",
         num_warps=warps,
     )  # fmt: skip
 
 
+def _self_tokens(count: int) -> int:
+    return next(tokens for tokens in SELF_TILES if count <= tokens)
+
+
 def _self_forward(qkv: Tensor, num_heads: int) -> Tensor:
     batch, count, triple = qkv.shape
     mixed = torch.empty(batch, count, triple // 3, dtype=qkv.dtype, device=qkv.device)
-    kernel = _self_kernel(False, triple // 3, num_heads, qkv.dtype)
+    kernel = _self_kernel(False, _self_tokens(count), triple // 3, num_heads, qkv.dtype)
     kernel((batch, triple // 3 // kernel.constants["STEP"]), qkv.contiguous(), mixed, count)
     return mixed
 
@@ -131,7 +138,7 @@ def _self_gradients(g: Tensor, qkv: Tensor, num_heads: int) -> Tensor:
     batch, count, triple = qkv.shape
     qkv = qkv.contiguous()
     g_qkv = torch.empty_like(qkv)
-    kernel = _self_kernel(True, triple // 3, num_heads, qkv.dtype)
+    kernel = _self_kernel(True, _self_tokens(count), triple // 3, num_heads, qkv.dtype)
     kernel((batch, triple // 3 // kernel.constants["STEP"]), g.contiguous(), qkv, g_qkv, count)
     return g_qkv
 
