@@ -18,6 +18,7 @@ class Convolution(nn.Module):
         return self.fc(self.conv(images).mean((2, 3)))
 
 
+@pytest.mark.shows("X-02")
 def test_multiply_adds_follow_from_the_layers():
     cost = count(Convolution(), 16)
     assert cost.params == 3 * 8 * 9 + 8 * 5 + 5

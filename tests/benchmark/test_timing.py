@@ -16,6 +16,7 @@ def test_steps_are_interleaved():
     assert [len(times) for times in rounds] == [2, 2, 2]
 
 
+@pytest.mark.shows("SF-55", "SVIT-46", "X-05")
 def test_measurement_reports_median_spread_and_throughput():
     result = Measurement(Case("svit_nano", batch=4), 10, 10**9, [1.0, 2.0, 3.0, 4.0, 9.0], None, ceiling_tflops=1.0)
     assert result.median == 3

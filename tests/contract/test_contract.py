@@ -38,6 +38,7 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
     assert (actual - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1e-6)
 
 
+@pytest.mark.shows("X-01")
 def test_registry_has_exactly_the_models_of_the_design():
     assert sorted(IMAGE_MODELS + VIDEO_MODELS) == saccade.list_models() == sorted(timm.list_models(module="saccade"))
 
@@ -71,6 +72,7 @@ def test_forward_and_backward_are_finite(name):
         assert parameter.grad.isfinite().all(), parameter_name
 
 
+@pytest.mark.shows("SVIT-32", "SVIT-33", "X-03")
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_features_only_has_stated_channels_and_strides_at_any_size(name):
     model = create(name, features_only=True).eval()
@@ -199,6 +201,7 @@ def test_exported_equals_eager(name):
         close(exported(images), model(images))
 
 
+@pytest.mark.shows("X-06")
 @pytest.mark.parametrize("name", SMALL)
 def test_record_returns_traces_and_leaves_outputs_unchanged(name):
     model, images = create(name).eval(), pixels(name)
@@ -206,9 +209,9 @@ def test_record_returns_traces_and_leaves_outputs_unchanged(name):
         expected = model(images)
         with saccade.record(model) as traces:
             assert torch.equal(model(images), expected)
-        recorded = len(traces)
+        count = len(traces)
         model(images)
-    assert recorded == len(traces) > 0
+    assert count == len(traces) > 0
     for trace in traces:
         maps = trace.maps()
         assert maps.shape[0] == 2

@@ -9,7 +9,7 @@ from saccade.engine.logs import format_status, read_rows
 from tests.engine.runs import rows
 
 
-@pytest.mark.shows("VT-61")
+@pytest.mark.shows("VT-61", "X-05")
 def test_training_and_validation_metrics_are_logged(finished):
     logged = rows(finished.out)
     assert [int(row["step"]) for row in logged if row["train_top1"]] == [1, 2, 3, 4, 5, 6]

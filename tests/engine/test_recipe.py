@@ -116,6 +116,7 @@ def test_recipe_names():
     assert len({path.stem for path in FILES}) == len(FILES) == 64, "the command line finds recipes by bare name"
 
 
+@pytest.mark.shows("X-04")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_recipe_has_header_and_builds(path):
     text = path.read_text()
@@ -197,6 +198,23 @@ PRINTED = {
 }
 
 
+@pytest.mark.shows(
+    "VT-51",
+    "VT-52",
+    "VT-53",
+    "VT-70",
+    "VT-71",
+    "SVIT-40",
+    "SVIT-42",
+    "SVIT-44",
+    "SVIT-51",
+    "PACA-57",
+    "PACA-64",
+    "SF-49",
+    "SF-50",
+    "SF-52",
+    "SF-64",
+)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.shows(*values["ids"].split())) for name, values in PRINTED.items()]
 )

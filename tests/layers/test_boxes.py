@@ -1,7 +1,8 @@
-"""Boxes: the equations of adjustment, and that nothing breaks them."""
+"""Boxes: adjustment against SparseFormer Eqs. 7-8, and for any values."""
 
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,14 +14,16 @@ corner = st.floats(-1, 1, width=32)
 side = st.floats(2**-6, 2, width=32)
 
 
-def test_adjustment_is_eq_7_and_8():
+@pytest.mark.shows("SF-19")
+def test_adjust_matches_eqs_7_and_8():
     box = torch.tensor([0.2, 0.1, 0.6, 0.3], dtype=torch.float64)  # centre 0.4, 0.2, size 0.4, 0.2
     moved = adjust(box, torch.tensor([0.5, -1.0, math.log(2), math.log(0.5)], dtype=torch.float64))
     # centre 0.4 + 0.5 * 0.4, 0.2 - 1 * 0.2; size 0.8, 0.1
     torch.testing.assert_close(moved, torch.tensor([0.2, -0.05, 1.0, 0.05], dtype=torch.float64))
 
 
-def test_a_tube_is_a_box_with_one_more_axis():
+@pytest.mark.shows("SF-58")
+def test_adjust_treats_a_tube_as_a_box_with_three_axes():
     flat = torch.tensor([0.2, 0.1, 0.6, 0.3])
     tube = torch.tensor([0.2, 0.1, 0.0, 0.6, 0.3, 1.0])
     moved = adjust(tube, torch.tensor([0.5, -1.0, 0.25, 0.1, -0.2, 0.0]))
@@ -28,20 +31,22 @@ def test_a_tube_is_a_box_with_one_more_axis():
     torch.testing.assert_close(moved[[2, 5]], torch.tensor([0.25, 1.25]))
 
 
+@pytest.mark.shows("SF-01")
 @given(x=corner, y=corner, width=side, height=side)
 @settings(max_examples=50, deadline=None)
-def test_both_descriptions_are_the_same_box(x, y, width, height):
+def test_from_centre_inverts_centre_and_size(x, y, width, height):
     box = torch.tensor([x, y, x + width, y + height], dtype=torch.float64)
     torch.testing.assert_close(from_centre(*centre_and_size(box)), box)
 
 
+@pytest.mark.shows("SF-21")
 @given(x=corner, y=corner, width=side, height=side, deltas=deltas)
 @settings(max_examples=100, deadline=None)
-def test_sides_stay_positive_and_finite_for_any_deltas(x, y, width, height, deltas):
-    """SF-21, in float32; also the gradient."""
+def test_adjust_keeps_sides_positive_and_finite(x, y, width, height, deltas):
+    """In float32; the gradient is finite, too."""
     box = torch.tensor([x, y, x + width, y + height])
     deltas = torch.tensor(deltas)
-    deltas[:2] = deltas[:2].clamp(-4, 4)  # far shifts eat the digits of small sizes
+    deltas[:2] = deltas[:2].clamp(-4, 4)  # a far shift loses the digits of a small size
     deltas.requires_grad_()
     moved = adjust(box, deltas)
     assert moved.isfinite().all()
@@ -51,7 +56,7 @@ def test_sides_stay_positive_and_finite_for_any_deltas(x, y, width, height, delt
 
 @given(deltas=deltas)
 @settings(max_examples=50, deadline=None)
-def test_five_adjustments_stay_finite(deltas):
+def test_repeated_adjust_stays_finite(deltas):
     box = torch.tensor([0.25, 0.25, 0.75, 0.75])
     for _ in range(5):
         box = adjust(box, torch.tensor(deltas))

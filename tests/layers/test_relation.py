@@ -1,4 +1,4 @@
-"""Ways to relate tokens, against their equations in loops (VT-15 … VT-21)."""
+"""Relations among tokens against their equations, written as loops."""
 
 from math import sqrt
 
@@ -19,42 +19,43 @@ def tokens(seed=1):
 
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("training", [True, False])
-def test_folding_the_norm_changes_nothing_but_the_way(groups, training):
+def test_folded_linear_norm_matches_linear_norm(groups, training):
     plain, folded = slow.randomise(LinearNorm(D, 12, groups)), FoldedLinearNorm(D, 12, groups).double()
     folded.load_state_dict(plain.state_dict())
     plain.train(training)
     folded.train(training)
-    found = [layer(tokens()) for layer in (plain, folded)]
-    torch.testing.assert_close(*found)
+    outputs = [layer(tokens()) for layer in (plain, folded)]
+    torch.testing.assert_close(*outputs)
     for a, b in zip(
-        torch.autograd.grad(found[0].square().sum(), list(plain.parameters())),
-        torch.autograd.grad(found[1].square().sum(), list(folded.parameters())),
+        torch.autograd.grad(outputs[0].square().sum(), list(plain.parameters())),
+        torch.autograd.grad(outputs[1].square().sum(), list(folded.parameters())),
         strict=True,
     ):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.shows("VTR-01")
 @pytest.mark.parametrize("groups", [1, 3])
-def test_linear_norm_is_a_one_by_one_convolution_and_batch_norm(groups):
+def test_linear_norm_matches_convolution_and_batch_norm(groups):
     layer = slow.randomise(LinearNorm(D, 12, groups))
     slow.agree(layer(tokens()), [slow.linear_norm(image, layer) for image in tokens().tolist()])
     conv = nn.Conv1d(D, 12, 1, groups=groups, bias=False).double()
     weight = layer.linear.weight.transpose(1, 2).flatten(0, 1) if groups > 1 else layer.linear.weight
     conv.weight.data.copy_(weight.unsqueeze(2))
-    found = layer.norm.bn(conv(tokens().transpose(1, 2))).transpose(1, 2)
-    torch.testing.assert_close(layer(tokens()), found)
+    expected = layer.norm.bn(conv(tokens().transpose(1, 2))).transpose(1, 2)
+    torch.testing.assert_close(layer(tokens()), expected)
 
 
-def test_groups_that_do_not_divide_are_named():
+def test_grouped_linear_rejects_indivisible_groups():
     with pytest.raises(ValueError, match="divisible by groups \\(5\\)"):
         GroupedLinear(24, 12, 5)
 
 
-def test_list_norm_takes_its_statistics_over_images_and_vectors():
+def test_list_norm_statistics_are_over_images_and_vectors():
     vectors, layer = tokens(), ListNorm(D).double().train()
-    found = layer(vectors)
+    output = layer(vectors)
     expected = (vectors - vectors.mean((0, 1))) / (vectors.var((0, 1), unbiased=False) + layer.bn.eps).sqrt()
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(output, expected)
 
 
 def slow_transformer(vectors, layer):
@@ -65,15 +66,17 @@ def slow_transformer(vectors, layer):
     return slow.add(vectors, slow.linear_norm(slow.relu(vectors), layer.mlp.fc))
 
 
+@pytest.mark.shows("VT-17", "VTR-05", "VTR-06")
 @pytest.mark.parametrize(("heads", "key_groups", "value_groups"), [(1, 1, 1), (4, 2, 1), (4, 4, 2)])
-def test_transformer_is_its_equation(heads, key_groups, value_groups):
+def test_transformer_matches_its_formula(heads, key_groups, value_groups):
     layer = slow.randomise(VisualTokenTransformer(D, heads, key_groups, value_groups))
     slow.agree(layer(tokens()), [slow_transformer(image, layer) for image in tokens().tolist()])
 
 
+@pytest.mark.shows("VT-15", "VT-16", "VT-17")
 @pytest.mark.parametrize("scale", [False, True])
-def test_equation_transformer_is_the_letter_of_eq_3_and_4(scale):
-    """T' = T + softmax_L((T K)(T Q)ᵀ) T and T'' = T' + relu(T' F1) F2 (VT-15, VT-16)."""
+def test_equation_transformer_matches_eqs_3_and_4(scale):
+    """T' = T + softmax_L((T K)(T Q)ᵀ) T and T'' = T' + relu(T' F1) F2."""
     layer = slow.randomise(EquationTransformer(D, 8, scale))
 
     def equations(image):
@@ -84,8 +87,9 @@ def test_equation_transformer_is_the_letter_of_eq_3_and_4(scale):
     slow.agree(layer(tokens()), [equations(image) for image in tokens().tolist()])
 
 
-def test_graph_convolution_is_its_equation():
-    """T + relu(norm(G T W)) (VT-20)."""
+@pytest.mark.shows("VT-20")
+def test_graph_convolution_matches_its_formula():
+    """T + relu(norm(G T W))."""
     layer = slow.randomise(GraphConvolution(D, M))
 
     def equation(image):
@@ -95,15 +99,17 @@ def test_graph_convolution_is_its_equation():
     slow.agree(layer(tokens()), [equation(image) for image in tokens().tolist()])
 
 
-def test_feed_forward_is_its_equation():
+@pytest.mark.shows("VT-19")
+def test_feed_forward_matches_its_formula():
     layer = slow.randomise(FeedForward(D))
-    found = [slow.add(image, slow.linear_norm(slow.relu(image), layer.fc)) for image in tokens().tolist()]
-    slow.agree(layer(tokens()), found)
+    expected = [slow.add(image, slow.linear_norm(slow.relu(image), layer.fc)) for image in tokens().tolist()]
+    slow.agree(layer(tokens()), expected)
 
 
+@pytest.mark.shows("VT-18")
 @pytest.mark.parametrize("layer", [VisualTokenTransformer(D, 4, 2), EquationTransformer(D, 8), FeedForward(D)])
-def test_the_order_of_tokens_does_not_matter(layer):
-    """VT-18: permuted tokens come out permuted. Not so in a graph, where every token has its own row."""
+def test_relations_are_equivariant_to_token_order(layer):
+    """A permutation of the tokens permutes the output; not in a graph convolution, whose rows belong to tokens."""
     slow.randomise(layer)
     order = torch.tensor([3, 1, 4, 0, 2])
     torch.testing.assert_close(layer(tokens()[:, order]), layer(tokens())[:, order])
@@ -112,14 +118,15 @@ def test_the_order_of_tokens_does_not_matter(layer):
 
 
 def influence(layer, vectors):
-    """How much token 0 of the output changes with every token of the input, as a share: the effective weights."""
+    """Gradient of token 0 of the output with respect to every input token: the effective weights."""
     vectors = vectors.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(layer(vectors)[:, 0].sum(), vectors)
     return gradient.detach()
 
 
-def test_a_transformers_weights_depend_on_the_image_and_a_graphs_do_not():
-    """VT-21. In the linear regime of its ReLU a graph convolution is one matrix for all images."""
+@pytest.mark.shows("VT-21")
+def test_transformer_weights_depend_on_the_image_and_graph_weights_do_not():
+    """Where its ReLU is linear, a graph convolution is one matrix for all images."""
     graph = slow.randomise(GraphConvolution(D, M))
     graph.fc.norm.bn.bias.data += 1e3  # far from the ReLU's kink
     first, second = influence(graph, tokens(1)), influence(graph, tokens(2))
@@ -129,9 +136,10 @@ def test_a_transformers_weights_depend_on_the_image_and_a_graphs_do_not():
     assert (influence(transformer, tokens(1)) - influence(transformer, tokens(2))).abs().max() > 1e-2
 
 
+@pytest.mark.shows("VTR-01")
 @pytest.mark.parametrize("layer", [VisualTokenTransformer(D, 4, 2), FeedForward(D)])
-def test_a_fresh_layer_is_the_identity_and_still_learns(layer):
-    """Gains that start at zero get a gradient in the first step, the weights before them in the second (VTR-01)."""
+def test_relation_starts_as_the_identity_and_trains(layer):
+    """Zero gains get a gradient in the first step, the weights before them in the second."""
     layer = layer.double().train()
     torch.testing.assert_close(layer(tokens()), tokens())
     optimizer = torch.optim.SGD(layer.parameters(), 0.1)
@@ -142,6 +150,6 @@ def test_a_fresh_layer_is_the_identity_and_still_learns(layer):
     assert all(p.grad.abs().max() > 0 for n, p in layer.named_parameters() if n.endswith("linear.weight"))
 
 
-def test_heads_that_do_not_fit_are_named():
+def test_transformer_rejects_indivisible_heads():
     with pytest.raises(ValueError, match="divisible by 2 \\* num_heads \\(5\\)"):
         VisualTokenTransformer(D, 5)

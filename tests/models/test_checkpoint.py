@@ -33,7 +33,7 @@ def assert_untouched(model, before):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_own_file_comes_back_with_its_notes(nano, tmp_path):
+def test_checkpoint_round_trip_has_its_notes(nano, tmp_path):
     path = tmp_path / "nano.safetensors"
     saccade.save_checkpoint(nano, path, {"note": "hello"})
     other = saccade.create_model("svit_nano", num_classes=5)
@@ -49,10 +49,10 @@ def test_own_file_comes_back_with_its_notes(nano, tmp_path):
     ("wrapper", "prefix"),
     [(None, ""), ("model", ""), ("state_dict", "module."), ("model_ema", ""), ("state_dict_ema", "module.")],
 )
-def test_authors_files_are_recognised_however_they_are_wrapped(wrapper, prefix, tmp_path):
+def test_authors_files_are_recognised_in_any_wrapper(wrapper, prefix, tmp_path):
     official = {prefix + name: value for name, value in kit.weights("stvit_small").items()}
-    found = official if wrapper is None else {wrapper: official, "epoch": 3, "args": argparse.Namespace(lr=0.1)}
-    torch.save(found, tmp_path / "official.pth")
+    checkpoint = official if wrapper is None else {wrapper: official, "epoch": 3, "args": argparse.Namespace(lr=0.1)}
+    torch.save(checkpoint, tmp_path / "official.pth")
     model = saccade.create_model("svit_small")
     report = saccade.load_checkpoint(model, tmp_path / "official.pth")
     assert report.source == "svit (official)"
@@ -67,7 +67,7 @@ def test_conversion_is_pure():
     assert all(torch.equal(value, before[name]) for name, value in official.items())
 
 
-def test_a_detectors_backbone_loads_into_a_feature_extractor():
+def test_detector_backbone_loads_into_features_only():
     official = {f"backbone.{name}": value for name, value in kit.weights("stvit_small").items()}
     official |= {"roi_head.bbox_head.fc_cls.weight": torch.zeros(81, 1024)}
     model = saccade.create_model("svit_small", features_only=True)
@@ -78,13 +78,13 @@ def test_a_detectors_backbone_loads_into_a_feature_extractor():
     assert_untouched(model.model, expected.state_dict())
 
 
-def test_a_model_without_classifier_leaves_the_files_classifier_out(nano):
+def test_model_without_classifier_ignores_the_classifier_of_the_file(nano):
     headless = saccade.create_model("svit_nano", num_classes=0)
     report = saccade.load_checkpoint(headless, nano.state_dict())
     assert report.ignored == ("head.fc.weight", "head.fc.bias")
 
 
-def test_missing_tensors_are_named_or_allowed(nano):
+def test_missing_tensors_raise_unless_allowed(nano):
     partial = {name: value for name, value in nano.state_dict().items() if not name.startswith("head.")}
     with pytest.raises(CheckpointError, match=r"lacks head\.fc\.weight, head\.fc\.bias of svit_nano"):
         saccade.load_checkpoint(nano, partial)
@@ -161,7 +161,7 @@ def nested_nothing(tmp_path):
         (lambda folder: folder / "absent.pth", "no such checkpoint"),
     ],
 )
-def test_a_bad_file_is_one_clear_error_and_the_model_is_untouched(nano, tmp_path, monkeypatch, make, message):
+def test_bad_file_raises_and_model_is_unchanged(nano, tmp_path, monkeypatch, make, message):
     monkeypatch.chdir(tmp_path)
     before = state(nano)
     with pytest.raises(CheckpointError, match=message):
@@ -170,8 +170,8 @@ def test_a_bad_file_is_one_clear_error_and_the_model_is_untouched(nano, tmp_path
     assert not (tmp_path / "executed").exists()
 
 
-def test_another_size_of_the_family_is_named(nano):
-    with pytest.raises(CheckpointError, match="another size"):
+def test_checkpoint_of_another_variant_raises_and_model_is_unchanged(nano):
+    with pytest.raises(CheckpointError, match=r"for svit_nano, got \(32, 3, 3, 3\)\. Use the same size and options"):
         saccade.load_checkpoint(nano, saccade.create_model("svit_small").state_dict())
     before = state(nano)
     with pytest.raises(CheckpointError, match=r"expected official weights of svit_nano, got .* another size"):
@@ -179,7 +179,7 @@ def test_another_size_of_the_family_is_named(nano):
     assert_untouched(nano, before)
 
 
-def test_a_failed_write_keeps_the_old_file(nano, tmp_path, monkeypatch):
+def test_failed_write_leaves_the_old_file(nano, tmp_path, monkeypatch):
     path = tmp_path / "nano.safetensors"
     saccade.save_checkpoint(nano, path)
     before = path.read_bytes()
@@ -194,11 +194,11 @@ def test_a_failed_write_keeps_the_old_file(nano, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["nano.safetensors"]
 
 
-def test_pretrained_says_where_the_files_are():
+def test_pretrained_without_weights_names_the_source():
     with pytest.raises(RuntimeError, match=r"no pretrained weights for svit_small\. Download the file"):
         saccade.create_model("svit_small", pretrained=True)
 
 
-def test_unknown_model_names_the_nearest():
+def test_unknown_model_suggests_the_nearest_name():
     with pytest.raises(ValueError, match="Did you mean 'svit_small'"):
         saccade.create_model("svit_smal")

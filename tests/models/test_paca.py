@@ -86,12 +86,26 @@ def attention_map(converted, stage, attention, inputs):
     return (query @ key.transpose(2, 3) * query.shape[-1] ** -0.5).softmax(-1)
 
 
+@pytest.mark.shows("PACA-09", "PACA-26", "PACA-32")
 def test_logits_at_224(run):
     variant, _, _, logits, *_ = run
     assert kit.error(logits, kit.golden(variant)["logits/224"]) <= kit.FLOAT64
 
 
-def test_stages_blocks_and_teacher(run):
+@pytest.mark.shows(
+    "PACA-18",
+    "PACA-19",
+    "PACA-20",
+    "PACA-21",
+    "PACA-22",
+    "PACA-24",
+    "PACA-27",
+    "PACA-28",
+    "PACA-29",
+    "PACA-30",
+    "PACA-31",
+)
+def test_stages_blocks_and_teacher_match_the_authors_code(run):
     variant, _, _, _, _, outputs, _ = run
     summaries = {name: value for name, value in outputs.items() if name != "maps"}
     assert len(summaries) == (20 if variant == TEACHER else 13)
@@ -99,7 +113,8 @@ def test_stages_blocks_and_teacher(run):
         kit.check_summary(variant, name, value)
 
 
-def test_recorded_assignments(run):
+@pytest.mark.shows("PACA-05", "PACA-13", "PACA-23")
+def test_trace_assignments_match_the_authors_code(run):
     variant, *_, traces = run
     golden = kit.golden(variant)
     expected = [name for name in golden if name.startswith("clusters/") and name.endswith("/slice")]
@@ -112,6 +127,7 @@ def test_recorded_assignments(run):
         assert torch.equal(trace.scores.softmax(-1), trace.assignment)
 
 
+@pytest.mark.shows("PACA-12")
 def test_attention_maps(run):
     variant, _, _, _, _, outputs, _ = run
     for stage, attention in outputs["maps"].items():
@@ -133,6 +149,7 @@ def test_gradients(run):
     assert len(norms) == NORMS[variant]
 
 
+@pytest.mark.shows("PACA-08", "PACA-26")
 @pytest.mark.parametrize("variant", KITS)
 @pytest.mark.parametrize("size", ["160x256", "250x190"])
 def test_logits_at_other_sizes(variant, size):
@@ -192,6 +209,7 @@ WITHOUT_KIT = [  # our name, its options, the same for the reference
 ]
 
 
+@pytest.mark.shows("PACA-09", "PACA-11", "PACA-38")
 @pytest.mark.parametrize(
     ("name", "switches", "size"), WITHOUT_KIT, ids=lambda value: value if type(value) is str else ""
 )
@@ -357,7 +375,7 @@ def test_layer_scale_of_one_is_the_identity_and_of_nearly_zero_removes_the_block
 
 
 def test_post_norm_bounds_the_update_of_a_branch():
-    """After a LayerNorm of scale 1, an update has mean square 1 at every pixel, however large the branch's output."""
+    """After a LayerNorm of scale 1, what a branch adds has mean square 1 at every pixel, however large its output."""
     model = saccade.create_model("paca_nano", norm="post").eval()
     updates = []
     for stage in model.stages:
@@ -418,6 +436,7 @@ def test_initial_weights_have_the_standard_deviations_of_the_authors_code():
     assert all(layer.bias.abs().max() == 0 for layer in (block.mlp.conv, block.mlp.fc1, onsite.mix))
 
 
+@pytest.mark.shows("PACA-12", "PACA-29")
 @pytest.mark.parametrize("options", [{}, {"norm": "post"}, {"norm": "sub", "layer_scale": 0.5}, {"clustering": "mlp"}])
 def test_blocks_are_the_residual_sums_written_out(options):
     torch.manual_seed(0)

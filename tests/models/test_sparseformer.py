@@ -1,4 +1,4 @@
-"""SparseFormer against the authors' implementation, in float64 (kit sparseformer_v1_tiny), and its switches."""
+"""SparseFormer against the authors' implementation in float64 (parity kit sparseformer_v1_tiny), and its options."""
 
 import logging
 from functools import cache
@@ -40,7 +40,7 @@ def model() -> nn.Module:
 
 
 def awake(**options) -> nn.Module:
-    """A small model whose zero layers have something to say: tokens bend their points and move their regions."""
+    """Return a small model with random zero-initialised layers: tokens shift their points and move their regions."""
     torch.manual_seed(0)
     model = saccade.create_model("sparseformer_nano", num_classes=5, **options).eval()
     for name, parameter in model.named_parameters():
@@ -55,16 +55,17 @@ def images(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-# The authors' numbers
+# Parity with the authors' code
 
 
-def test_the_kit_fills_the_weights_it_was_recorded_with():
+def test_kit_weights_have_the_expected_sums():
     sums = torch.stack([value.double().sum() for value in weights().values()])
     torch.testing.assert_close(sums, kit.golden(VARIANT)["weights/sum"], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.shows("SF-23", "SF-25", "SF-27", "SF-28", "SF-29")
 @pytest.mark.parametrize("size", kit.INPUTS)
-def test_logits_are_the_official_ones(model, size):
+def test_logits_match_the_authors_code(model, size):
     with torch.no_grad():
         assert kit.error(model(kit.images(size)), kit.golden(VARIANT)[f"logits/{size}"]) <= kit.FLOAT64
 
@@ -76,11 +77,12 @@ def test_logits_in_float32_are_within_float32_rounding(model):
     assert kit.error(logits, kit.golden(VARIANT)["logits/160x256"]) <= 2e-4
 
 
-def test_every_step_is_the_official_one(model):
+@pytest.mark.shows("SF-11", "SF-18", "SF-22", "SF-26", "SF-30", "SF-31", "SF-32")
+def test_every_step_matches_the_authors_code(model):
     """Regions, points, samples, mixing and tokens of every pass."""
     golden, mixed = kit.golden(VARIANT), []
-    looks = [model.focus.blocks[0].tokenizer, model.cortex.blocks[0].tokenizer]
-    hooks = [look.decoder.register_forward_hook(lambda *call: mixed.append(call[-1])) for look in looks]
+    tokenizers = [model.focus.blocks[0].tokenizer, model.cortex.blocks[0].tokenizer]
+    hooks = [tokenizer.decoder.register_forward_hook(lambda *call: mixed.append(call[-1])) for tokenizer in tokenizers]
     with torch.no_grad(), saccade.record(model) as traces:
         passes = model.forward_intermediates(kit.images("224"), output_fmt="NLC", intermediates_only=True)
         features = model.stem(kit.images("224"))
@@ -116,15 +118,16 @@ def check_gradients(model: nn.Module, entry: str) -> None:
         assert checked == len(norms) > 150
 
 
-def test_gradients_are_the_official_ones():
+def test_gradients_match_the_authors_code():
     check_gradients(official(restrict_gradient=False), "grad")
 
 
-def test_restricted_gradients_are_the_official_ones():
+@pytest.mark.shows("SF-12")
+def test_restricted_gradients_match_the_authors_code():
     check_gradients(official(), "grad_restrict")
 
 
-def test_the_training_code_has_its_own_constants():
+def test_training_code_constants_match_the_authors_code():
     model = official(training_code=True)
     with torch.no_grad():
         logits = model(kit.images("224"))
@@ -133,7 +136,7 @@ def test_the_training_code_has_its_own_constants():
 
 
 @pytest.mark.slow
-def test_gradients_of_the_training_code_are_the_official_ones():
+def test_training_code_gradients_match_the_authors_code():
     check_gradients(official(training_code=True), "grad_training_code")
 
 
@@ -141,7 +144,7 @@ def test_gradients_of_the_training_code_are_the_official_ones():
 
 
 @pytest.mark.parametrize(("spelling", "prefix"), [("norm.", "module."), ("head.norm.", "")])
-def test_both_spellings_of_the_head_load(spelling, prefix):
+def test_both_names_of_the_head_load(spelling, prefix):
     theirs = weights()
     for part in ("weight", "bias"):
         theirs[spelling + part] = theirs.pop("norm." + part)
@@ -151,7 +154,7 @@ def test_both_spellings_of_the_head_load(spelling, prefix):
     assert torch.equal(model.head.norm.weight, theirs[spelling + "weight"])
 
 
-def test_every_key_without_a_place_is_named(caplog):
+def test_unknown_keys_are_reported(caplog):
     strangers = ["layers.3.mystery.weight", "proj2.weight", "layers.0.attn.rpb", "ema_step", "layers.1.2.weight"]
     theirs = weights() | {name: torch.zeros(1) for name in strangers}
     with caplog.at_level(logging.WARNING):
@@ -161,12 +164,13 @@ def test_every_key_without_a_place_is_named(caplog):
         saccade.load_checkpoint(saccade.create_model(NAME), theirs)
 
 
-def test_official_files_are_told_apart_by_size():
+def test_identify_names_the_model_of_a_checkpoint():
     assert identify(weights()) == (NAME, 1000)
 
 
-def test_more_tokens_start_new_and_keep_everything_else():
-    """SF-53: fine-tuning with 81 tokens where the file has 49."""
+@pytest.mark.shows("SF-53")
+def test_more_tokens_reinitialise_only_embeddings_and_regions():
+    """Fine-tuning with 81 tokens where the file has 49."""
     model = saccade.create_model(NAME, num_tokens=81)
     embeddings, regions = model.embeddings.clone(), model.regions.clone()
     report = saccade.load_checkpoint(model, weights())
@@ -174,12 +178,12 @@ def test_more_tokens_start_new_and_keep_everything_else():
     assert torch.equal(model.embeddings, embeddings)
     assert torch.equal(model.regions, regions)
     converted = saccade.convert_official(weights(), NAME)
-    kept = [name for name, value in model.state_dict().items() if name not in report.new]
-    assert len(kept) == report.loaded == 152
-    assert all(torch.equal(model.state_dict()[name], converted[name]) for name in kept)
+    loaded = [name for name, value in model.state_dict().items() if name not in report.new]
+    assert len(loaded) == report.loaded == 152
+    assert all(torch.equal(model.state_dict()[name], converted[name]) for name in loaded)
 
 
-def test_a_feature_extractor_takes_a_classifiers_file():
+def test_features_only_loads_a_classifier_checkpoint():
     model = saccade.create_model(NAME, features_only=True)
     report = saccade.load_checkpoint(model, weights())
     assert {name.partition(".")[0] for name in report.new} == {"locate"}
@@ -188,11 +192,11 @@ def test_a_feature_extractor_takes_a_classifiers_file():
     assert saccade.load_checkpoint(again, model.model.state_dict()).new == {}
 
 
-# Forms of output
+# Outputs
 
 
-def test_dense_maps_hold_the_tokens_where_they_look():
-    """A token given a region of its own is what the map says there."""
+def test_dense_features_are_the_tokens_of_their_regions():
+    """At the centre of its region, the map is nearest to the token."""
     model, inputs = awake(num_tokens=4, region_init="cell"), images(1, 3, 64, 64)
     with torch.no_grad():
         tokens, regions, _ = model.forward_tokens(inputs)
@@ -207,7 +211,7 @@ def test_dense_maps_hold_the_tokens_where_they_look():
         torch.testing.assert_close(coarse, F.avg_pool2d(fine, 2))
 
 
-def test_a_feature_extractor_learns_its_dense_map():
+def test_features_only_trains_its_dense_features():
     model = saccade.create_model("sparseformer_nano", features_only=True)
     sum(level.square().mean() for level in model(images(2, 3, 64, 64))).backward()
     for name, parameter in model.named_parameters():
@@ -216,7 +220,7 @@ def test_a_feature_extractor_learns_its_dense_map():
     assert "locate" not in "".join(saccade.create_model("sparseformer_nano").state_dict())
 
 
-def test_intermediate_tokens_are_those_of_every_pass():
+def test_intermediates_are_the_tokens_of_every_pass():
     model, inputs = awake(), images(2, 3, 64, 64)
     with torch.no_grad():
         final, passes = model.forward_intermediates(inputs, output_fmt="NLC")
@@ -229,22 +233,23 @@ def test_intermediate_tokens_are_those_of_every_pass():
         model.forward_intermediates(inputs, output_fmt="NHWC")
 
 
-def test_without_pooling_every_token_answers():
-    """SF-78."""
+@pytest.mark.shows("SF-78")
+def test_head_without_pooling_classifies_every_token():
     model, inputs = awake(), images(2, 3, 64, 64)
     with torch.no_grad():
         tokens = model.forward_features(inputs)
         expected = torch.stack([model.forward_head(tokens[:, i : i + 1]) for i in range(36)], 1)
         model.reset_classifier(5, "")
         model.head.fc.load_state_dict(awake().head.fc.state_dict())
-        answers = model(inputs)
-    torch.testing.assert_close(answers, expected)
+        logits = model(inputs)
+    torch.testing.assert_close(logits, expected)
 
 
-# Switches
+# Options
 
 
-def test_nil_looks_once_at_fixed_places():
+@pytest.mark.shows("SF-38")
+def test_zero_repeats_sample_once_at_fixed_points():
     """Table 3b: no focusing, regions and points fixed and not learnable."""
     model = saccade.create_model("sparseformer_nano", repeats=0, num_classes=5).eval()
     with torch.no_grad(), saccade.record(model) as traces:
@@ -260,8 +265,9 @@ def test_nil_looks_once_at_fixed_places():
     assert all(parameter.grad is not None for parameter in learned.values())
 
 
+@pytest.mark.shows("SF-24")
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_every_repeat_looks_again(repeats):
+def test_every_repeat_samples_again(repeats):
     model = awake(repeats=repeats)
     with torch.no_grad(), saccade.record(model) as traces:
         model(images(1, 3, 64, 64))
@@ -269,27 +275,30 @@ def test_every_repeat_looks_again(repeats):
     assert (traces[0].regions - traces[-1].regions).abs().max() > 1e-3
 
 
+@pytest.mark.shows("SF-31", "SF-33")
 @pytest.mark.parametrize(("option", "grid"), [("early_conv", (12, 18)), ("vit8", (6, 9)), ("rgb", (48, 70))])
-def test_image_features(option, grid):
+def test_image_features_have_the_expected_grid(option, grid):
     model, inputs = awake(image_features=option), images(2, 3, 48, 70)
     with torch.no_grad(), saccade.record(model) as traces:
-        alone, together = model(inputs[:1]), model(inputs)
+        alone, batch = model(inputs[:1]), model(inputs)
     assert traces[0].size == grid
-    torch.testing.assert_close(together[:1], alone, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(batch[:1], alone, rtol=1e-4, atol=1e-4)
     maps = model.forward_intermediates(inputs, intermediates_only=True)
     assert [tuple(level.shape[2:]) for level in maps] == [(12, 18), (6, 9), (3, 5), (2, 3)]
     dense = saccade.create_model("sparseformer_nano", image_features=option, features_only=True)
     assert [tuple(level.shape[2:]) for level in dense(inputs)] == [(12, 18), (6, 9), (3, 5), (2, 3)]
 
 
-def test_the_early_map_is_normalised_pixel_by_pixel():
+@pytest.mark.shows("SF-32")
+def test_early_features_are_normalised_per_pixel():
     features = awake().stem(images(1, 3, 64, 64))
     torch.testing.assert_close(features.mean(1), torch.zeros(1, 16, 16), atol=1e-5, rtol=0)
     torch.testing.assert_close(features.var(1, unbiased=False), torch.ones(1, 16, 16), atol=1e-3, rtol=0)
 
 
+@pytest.mark.shows("SF-16")
 @pytest.mark.parametrize("decoding", ["adaptive", "static", "linear"])
-def test_decoding(decoding):
+def test_every_decoding_trains(decoding):
     model = awake(decoding=decoding)
     model(images(2, 3, 64, 64)).square().sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
@@ -297,8 +306,9 @@ def test_decoding(decoding):
     assert len(generators) == (4 if decoding == "adaptive" else 0)
 
 
-def test_drop_path_counts_passes():
-    """SF-51: 12 rates for Tiny, though its focusing block is one."""
+@pytest.mark.shows("SF-51")
+def test_drop_path_rates_rise_over_passes():
+    """12 rates for Tiny: its one focusing block runs four times."""
     model = saccade.create_model(NAME, drop_path_rate=0.2)
     rates = torch.tensor(model.focus.rates + model.cortex.rates)
     torch.testing.assert_close(rates, torch.linspace(0, 0.2, 12))
@@ -316,7 +326,7 @@ def test_drop_path_counts_passes():
         (dict(heads=7), r"must be divisible by num_heads \(7\)"),
     ],
 )
-def test_wrong_options_are_named(options, message):
+def test_wrong_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         saccade.create_model("sparseformer_nano", **options)
 
@@ -324,9 +334,10 @@ def test_wrong_options_are_named(options, message):
 # Precision
 
 
+@pytest.mark.shows("SF-12")
 @pytest.mark.parametrize(("dtype", "near"), [(torch.bfloat16, 0.15), (torch.float16, 0.02)])
 @pytest.mark.parametrize("pure", [False, True], ids=["autocast", "pure"])
-def test_coordinates_stay_float32_and_all_else_follows(dtype, near, pure):
+def test_coordinates_stay_float32_in_half_precision(dtype, near, pure):
     model, inputs = awake(), images(2, 3, 64, 64)
     with torch.no_grad():
         expected = model(inputs)
@@ -342,15 +353,16 @@ def test_coordinates_stay_float32_and_all_else_follows(dtype, near, pure):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_authors_weights_are_finite_in_half_precision(model, dtype):
+def test_authors_weights_are_finite_in_half_precision(model, dtype):
     with torch.no_grad(), torch.autocast("cpu", dtype):
         logits = model.float()(kit.images("160x256").float())
     model.double()
     assert kit.error(logits, kit.golden(VARIANT)["logits/160x256"]) <= (0.1 if dtype == torch.bfloat16 else 0.02)
 
 
-def test_a_scaled_loss_gives_scaled_gradients():
-    """What a GradScaler does, with the bound on the points' gradients told of it."""
+@pytest.mark.shows("SF-12")
+def test_scaled_loss_gives_scaled_gradients():
+    """As with a GradScaler: the bound on the gradients of points is scaled with the loss."""
     model, inputs = awake().double().train(), images(2, 3, 64, 64).double()
     plain = torch.autograd.grad(100 * model(inputs).square().sum(), list(model.parameters()))
     model.set_loss_scale(1024.0)
@@ -363,13 +375,63 @@ def test_a_scaled_loss_gives_scaled_gradients():
     assert [name for name, _ in model.named_parameters()][1] == "regions"
 
 
-def test_a_new_loss_scale_compiles_nothing_anew():
+def test_new_loss_scale_does_not_recompile():
     counter = CompileCounterWithBackend("aot_eager")
-    look = awake().focus.blocks[0].tokenizer
-    compiled = torch.compile(look, fullgraph=True, backend=counter)
+    tokenizer = awake().focus.blocks[0].tokenizer
+    compiled = torch.compile(tokenizer, fullgraph=True, backend=counter)
     inputs = images(1, 36, 128), awake().regions.detach()[None], images(1, 48, 16, 16)
     for scale in (1.0, 65536.0, 32768.0):
-        look.loss_scale.fill_(scale)
+        tokenizer.loss_scale.fill_(scale)
         compiled(*inputs)[0].sum().backward()
     assert counter.frame_count == 1
     torch._dynamo.reset()
+
+
+# Initialisation (appendix A.3)
+
+
+@pytest.mark.shows("SF-02")
+def test_tokens_are_trainable_embeddings_and_regions_without_position():
+    """Embeddings and regions are parameters; equal embeddings in equal regions stay equal, wherever in the list."""
+    model, inputs = awake(num_tokens=9, region_init="whole"), images(1, 3, 64, 64)
+    assert {"embeddings", "regions"} <= set(dict(model.named_parameters()))
+    with torch.no_grad():
+        model.embeddings.copy_(model.embeddings[:1].expand_as(model.embeddings))
+        tokens, regions, _ = model.forward_tokens(inputs)
+    torch.testing.assert_close(tokens, tokens[:, :1].expand_as(tokens))
+    torch.testing.assert_close(regions, regions[:, :1].expand_as(regions))
+
+
+@pytest.mark.shows("SF-42")
+def test_linear_layers_start_with_a_truncated_normal_and_zero_bias():
+    """Standard deviation 0.02, at most 2; layers with an initialisation of their own are excluded."""
+    torch.manual_seed(0)
+    model = saccade.create_model("sparseformer_tiny")
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not name.endswith(("to_offset", "to_delta", "to_weights"))
+    }
+    assert len(layers) == 42
+    for name, layer in layers.items():
+        assert layer.weight.std().item() == pytest.approx(0.02, rel=0.05), name
+        assert layer.weight.abs().max() <= 2
+        assert layer.bias is None or not layer.bias.any(), name
+
+
+@pytest.mark.shows("SF-48")
+def test_norms_before_region_layers_start_small_and_embeddings_with_unit_deviation():
+    torch.manual_seed(0)
+    model = saccade.create_model("sparseformer_tiny")
+    small = ("placer.norm", "adjuster.norm", "decoder.norm")
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+    assert sum(name.endswith(small) for name in norms) == 6
+    for name, norm in norms.items():
+        gain = norm.normalized_shape[0] ** -0.5 if name.endswith(small) else 1.0
+        torch.testing.assert_close(norm.weight, torch.full_like(norm.weight, gain))
+        assert not norm.bias.any()
+    assert model.embeddings.std().item() == pytest.approx(0.88, rel=0.03)  # unit normal, truncated at 2
+    assert model.embeddings.abs().max() <= 2
+    conv = model.stem.conv
+    assert conv.weight.std().item() == pytest.approx((2 / (96 * 49)) ** 0.5, rel=0.03)
+    assert not conv.bias.any()

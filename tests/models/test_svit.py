@@ -16,11 +16,12 @@ def model():
     return model.double().eval()
 
 
-def test_kit_weights_have_the_recorded_sums():
+def test_kit_weights_have_the_expected_sums():
     sums = torch.stack([value.double().sum() for value in kit.weights(VARIANT).values()])
     torch.testing.assert_close(sums, kit.golden(VARIANT)["weights/sum"], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.shows("SVIT-10", "SVIT-25", "SVIT-32")
 @pytest.mark.parametrize("size", kit.INPUTS)
 def test_logits_match_the_authors_code(model, size):
     with torch.no_grad():
@@ -34,6 +35,7 @@ def test_logits_in_float32_are_within_float32_rounding(model):
     assert kit.error(logits, kit.golden(VARIANT)["logits/160x256"]) <= 1e-5
 
 
+@pytest.mark.shows("SVIT-13", "SVIT-19", "SVIT-20", "SVIT-21", "SVIT-22", "SVIT-23", "SVIT-24")
 def test_stages_and_first_blocks_match_the_authors_code(model):
     outputs = {}
 
@@ -54,8 +56,9 @@ def test_stages_and_first_blocks_match_the_authors_code(model):
         kit.check_summary(VARIANT, name, value)
 
 
+@pytest.mark.shows("SVIT-01", "SVIT-05")
 @pytest.mark.parametrize("size", kit.INPUTS)
-def test_recorded_association_matches_the_authors_code(model, size):
+def test_trace_association_matches_the_authors_code(model, size):
     with torch.no_grad(), saccade.record(model) as traces:
         model(kit.images(size))
     trace, golden = traces[0], kit.golden(VARIANT)[f"association/{size}"]
@@ -84,6 +87,7 @@ def test_other_grids_and_iterations_match_the_authors_code(entry, options, size)
     assert kit.error(logits, kit.golden(VARIANT)[f"{entry}/{size}"]) <= kit.FLOAT64
 
 
+@pytest.mark.shows("SVIT-11")
 def test_gradients_match_the_authors_code(model):
     images = kit.images("224").requires_grad_()
     golden = kit.golden(VARIANT)
@@ -151,3 +155,60 @@ def test_an_option_without_a_number_per_stage_raises(options):
     (name,) = options
     with pytest.raises(ValueError, match=f"{name} must be 4 numbers, one per stage; got"):
         saccade.create_model("svit_nano", **options)
+
+
+@pytest.mark.shows("SVIT-30")
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("svit_small", [0, 0, 0, 0]), ("svit_base", [0, 0, 1e-6, 1e-6]), ("svit_large", [0, 0, 1e-6, 1e-6])],
+)
+def test_layer_scale_is_in_the_last_two_stages_of_base_and_large(name, values):
+    """0: a block without layer scale."""
+    model = saccade.create_model(name, depths=(1, 1, 1, 1))
+    for stage, value in zip(model.stages, values, strict=True):
+        for scale in (stage.blocks[0].scale1, stage.blocks[0].scale2):
+            assert (scale.gamma == value).all() if value else isinstance(scale, torch.nn.Identity)
+    other = saccade.create_model("svit_nano", layer_scale=(0.1, None, None, None))
+    assert (other.stages[0].blocks[0].scale1.gamma == 0.1).all()
+
+
+@pytest.mark.shows("SVIT-31")
+def test_initial_weights_are_those_of_the_authors_code():
+    """Linear layers: truncated normal of 0.02, zero bias. Norms: 1 and 0. Convolutions: PyTorch's uniform default."""
+    torch.manual_seed(0)
+    model = saccade.create_model("svit_small")
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            assert module.weight.std().item() == pytest.approx(0.02, rel=0.05)
+            assert module.weight.mean().abs() < 0.001
+            assert module.bias is None or not module.bias.any()
+        elif isinstance(module, torch.nn.LayerNorm | torch.nn.BatchNorm2d):
+            assert (module.weight == 1).all()
+            assert (module.bias == 0).all()
+        elif isinstance(module, torch.nn.Conv2d) and module.weight.numel() > 10_000:
+            bound = (module.in_channels // module.groups * module.kernel_size[0] ** 2) ** -0.5
+            assert 0.99 * bound < module.weight.abs().max() <= bound
+
+
+@pytest.mark.shows("SVIT-31")
+def test_drop_path_rises_linearly_over_all_blocks():
+    with torch.device("meta"):
+        model = saccade.create_model("svit_small", drop_path_rate=0.1)
+    rates = [getattr(block.drop_path2, "drop_prob", 0.0) for stage in model.stages for block in stage.blocks]
+    assert rates == pytest.approx([0.1 * i / 19 for i in range(20)])
+
+
+@pytest.mark.shows("SVIT-54")
+@pytest.mark.parametrize("super_token", [None, (16, 8, 2, 1)])
+def test_dense_backbones_have_the_grid_of_classification_unless_given(super_token):
+    options = {} if super_token is None else {"super_token": super_token}
+    expected = list(super_token or (8, 4, 1, 1))
+    with torch.device("meta"):
+        backbones = [
+            saccade.create_segmenter("svit_small", "upernet", 5, backbone_kwargs=options).backbone,
+            saccade.create_detector("svit_small", "mask_rcnn", 5, backbone_kwargs=options).backbone,
+        ]
+    for backbone in backbones:
+        blocks = [module for module in backbone.modules() if type(module).__name__ == "SViTStage"]
+        tokenizers = [getattr(stage.blocks[0].attn, "tokenizer", None) for stage in blocks]
+        assert [1 if tokenizer is None else tokenizer.cell for tokenizer in tokenizers] == expected

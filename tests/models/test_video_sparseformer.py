@@ -1,4 +1,4 @@
-"""VideoSparseFormer: image weights inflate, a still clip is its image, time is an axis like the others."""
+"""VideoSparseFormer: inflation of image weights, still clips against their image, the axis of time."""
 
 import logging
 import subprocess
@@ -29,7 +29,7 @@ def filled() -> dict[str, Tensor]:
 
 
 def awake(name: str, seed: int = 0, **options) -> nn.Module:
-    """A small model whose zero layers have something to say: tokens bend their points and move their regions."""
+    """Return a small model with random zero-initialised layers: tokens shift their points and move their regions."""
     torch.manual_seed(seed)
     model = saccade.create_model(name, **({"num_classes": 5} | SMALL | options)).double().eval()
     for key, parameter in model.named_parameters():
@@ -53,8 +53,9 @@ def still(images: Tensor, frames: int) -> Tensor:
 # Image weights
 
 
-def test_a_still_clip_says_what_the_authors_image_model_says():
-    """SF-61 with the authors' weights: n_t = 1, every frame the same, the recorded logits."""
+@pytest.mark.shows("SF-61")
+def test_still_clip_matches_the_authors_image_model():
+    """With the authors' weights, n_t = 1 and equal frames, the logits are those of the authors' image model."""
     model = saccade.create_model("video_sparseformer_tiny", num_classes=1000, inflation=1)
     saccade.load_checkpoint(model, filled())
     with torch.no_grad():
@@ -62,11 +63,12 @@ def test_a_still_clip_says_what_the_authors_image_model_says():
     assert kit.error(logits, kit.golden(VARIANT)["logits/160x256"]) <= kit.FLOAT64
 
 
+@pytest.mark.shows("SF-61")
 @pytest.mark.parametrize("inflation", [1, 2, 4])
-def test_every_inflation_agrees_with_the_image_model_on_still_clips(inflation):
-    """Equal tokens in every segment attend alike, so their mean is the image's, while no segment is short of a frame.
+def test_still_clip_equals_its_image_for_every_inflation(inflation):
+    """Segments with equal tokens attend alike, so their mean is that of the image, if every segment has a frame.
 
-    With more segments than frames the first and the last look half a frame out of the clip, where nothing is.
+    With more segments than frames, the first and the last sample half a frame outside the clip, which is zero.
     """
     image, model = awake("sparseformer_nano"), video(inflation=inflation)
     saccade.load_checkpoint(model, image.state_dict())
@@ -77,6 +79,7 @@ def test_every_inflation_agrees_with_the_image_model_on_still_clips(inflation):
     assert torch.allclose(short, image(pixels)) == (inflation == 1)
 
 
+@pytest.mark.shows("SF-61")
 def test_inflation_is_reported(caplog):
     model = saccade.create_model("video_sparseformer_tiny")
     before = model.head.fc.weight.clone()
@@ -88,14 +91,15 @@ def test_inflation_is_reported(caplog):
     assert torch.equal(model.head.fc.weight, before)
     assert report.changed["embeddings"] == report.changed["regions"] == "repeated for 8 segments of time"
     zeros = {key for key, how in report.changed.items() if how == "zeros along time"}
-    looks = ("focus.blocks.0.tokenizer", "cortex.blocks.0.tokenizer")
+    tokenizers = ("focus.blocks.0.tokenizer", "cortex.blocks.0.tokenizer")
     parts = ("placer.grid", "placer.to_offset.weight", "adjuster.to_delta.weight")
-    assert zeros == {f"{look}.{part}" for look in looks for part in parts}
+    assert zeros == {f"{tokenizer}.{part}" for tokenizer in tokenizers for part in parts}
     assert "6 changed (zeros along time)" in caplog.text
     assert "2 changed (repeated for 8 segments of time): " in caplog.text
 
 
-def test_inflated_tensors_lie_where_the_layout_says():
+@pytest.mark.shows("SF-61")
+def test_inflated_weights_follow_the_layout():
     image, model = awake("sparseformer_nano"), video(inflation=3)
     saccade.load_checkpoint(model, image.state_dict())
     assert torch.equal(model.embeddings, image.embeddings.repeat(3, 1))
@@ -111,23 +115,24 @@ def test_inflated_tensors_lie_where_the_layout_says():
     assert not ours.adjuster.to_delta.weight[[2, 5]].any()
 
 
-def test_another_number_of_tokens_starts_new_and_says_so():
+def test_another_number_of_tokens_is_reinitialised_and_reported():
     model = video(num_tokens=9)
     report = saccade.load_checkpoint(model, awake("sparseformer_nano").state_dict())
     assert set(report.new) == {"embeddings", "regions"}
     assert "embeddings" not in report.changed
 
 
-def test_the_image_model_cannot_take_a_video_models_weights():
+def test_image_model_rejects_video_weights():
     with pytest.raises(CheckpointError, match="Use the same size and options"):
         saccade.load_checkpoint(awake("sparseformer_nano", num_tokens=16), video().state_dict())
 
 
-def test_a_video_model_in_the_authors_layout_is_told_apart_and_loads():
+@pytest.mark.shows("SF-59")
+def test_authors_video_layout_is_identified_and_loads():
     """Kernel 1x7x7, boxes x1 y1 t1 x2 y2 t2; the names are the image model's."""
     theirs = saccade.create_model("video_sparseformer_tiny", num_classes=1000)
     saccade.load_checkpoint(theirs, filled())
-    names = kit.official_names(VARIANT, lambda found: saccade.convert_official(found, "sparseformer_tiny"))
+    names = kit.official_names(VARIANT, lambda official: saccade.convert_official(official, "sparseformer_tiny"))
     official = {names[name]: value for name, value in theirs.state_dict().items()}
     official["feat_extractor.conv1.weight"] = official["feat_extractor.conv1.weight"].unsqueeze(2)
     assert identify(official) == ("video_sparseformer_tiny", 1000)
@@ -137,18 +142,19 @@ def test_a_video_model_in_the_authors_layout_is_told_apart_and_loads():
     assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in model.state_dict().items())
 
 
-def test_own_checkpoints_come_back(tmp_path):
-    model, twin = video(), video(seed=1)
+def test_checkpoint_round_trip_is_exact(tmp_path):
+    model, copy = video(), video(seed=1)
     saccade.save_checkpoint(model, tmp_path / "video.safetensors")
-    assert saccade.load_checkpoint(twin, tmp_path / "video.safetensors").changed == {}
+    assert saccade.load_checkpoint(copy, tmp_path / "video.safetensors").changed == {}
     pixels = clips(1, 3, 4, 32, 32)
     with torch.no_grad():
-        assert torch.equal(twin(pixels), model(pixels))
+        assert torch.equal(copy(pixels), model(pixels))
 
 
 # Time
 
 
+@pytest.mark.shows("SF-57", "SF-60")
 def test_tubes_tile_time():
     tubes = region_tubes(region_grid(4, "half"), 8)
     centre, size = centre_and_size(tubes)
@@ -157,12 +163,13 @@ def test_tubes_tile_time():
     torch.testing.assert_close(centre[:4, :2], centre_and_size(region_grid(4, "half"))[0])
 
 
-def test_at_first_every_segment_looks_at_its_own_frames():
+@pytest.mark.shows("SF-58", "SF-60")
+def test_initial_tubes_sample_their_own_frames():
     model = saccade.create_model("video_sparseformer_nano", **SMALL).double().eval()
     pixels = clips(1, 3, 8, 32, 32).requires_grad_()
     features = model.stem(pixels[0].transpose(0, 1)).transpose(0, 1)[None]
-    look = model.focus.blocks[0].tokenizer
-    tokens, _, _ = look(model.embeddings[None], model.regions[None], features)
+    tokenizer = model.focus.blocks[0].tokenizer
+    tokens, _, _ = tokenizer(model.embeddings[None], model.regions[None], features)
     for segment in range(4):
         (gradient,) = torch.autograd.grad(tokens[0, 4 * segment], pixels, torch.ones(32).double(), retain_graph=True)
         touched = set((gradient.abs().amax((0, 1, 3, 4)) > 0).nonzero().flatten().tolist())
@@ -170,16 +177,17 @@ def test_at_first_every_segment_looks_at_its_own_frames():
         assert {first, last} <= touched <= {first - 1, first, last, last + 1}  # between frames, both neighbours count
 
 
-def test_reversing_time_is_reversing_the_tubes():
-    """Nothing but the coordinate t knows about time: mirror it in the weights and a reversed clip is the same clip."""
+@pytest.mark.shows("SF-57")
+def test_reversed_clip_equals_mirrored_tubes():
+    """Only the coordinate t depends on time: with t mirrored in the weights, a reversed clip gives the same logits."""
     model, mirrored = video(), video()
     with torch.no_grad():
         mirrored.regions[:, [2, 5]] = 1 - model.regions[:, [5, 2]]
         for part in (mirrored.focus, mirrored.cortex):
-            look = part.blocks[0].tokenizer
-            look.placer.grid.view(9, 3)[:, 2] *= -1
-            look.placer.to_offset.weight.view(9, 3, -1)[:, 2] *= -1
-            look.adjuster.to_delta.weight[2] *= -1  # the shift; a length has no direction
+            tokenizer = part.blocks[0].tokenizer
+            tokenizer.placer.grid.view(9, 3)[:, 2] *= -1
+            tokenizer.placer.to_offset.weight.view(9, 3, -1)[:, 2] *= -1
+            tokenizer.adjuster.to_delta.weight[2] *= -1  # the shift; a length has no direction
         pixels = clips(2, 3, 6, 32, 32)
         torch.testing.assert_close(mirrored(pixels.flip(2)), model(pixels))
         assert not torch.allclose(model(pixels.flip(2)), model(pixels))
@@ -187,7 +195,7 @@ def test_reversing_time_is_reversing_the_tubes():
 
 @given(scale=st.floats(0.1, 1e4), seed=st.integers(0, 2**31))
 @settings(max_examples=15, deadline=None)
-def test_a_tube_stays_finite_whatever_the_weights_say(scale, seed):
+def test_tubes_stay_finite_for_any_weights(scale, seed):
     model = video(seed=seed)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -206,7 +214,8 @@ def test_a_tube_stays_finite_whatever_the_weights_say(scale, seed):
 # Traces
 
 
-def test_traces_follow_the_tubes_through_every_look():
+@pytest.mark.shows("SF-30")
+def test_record_traces_every_sampling_step():
     model = video()
     with torch.no_grad(), saccade.record(model) as traces:
         model(clips(2, 3, 6, 32, 48))
@@ -222,7 +231,7 @@ def test_traces_follow_the_tubes_through_every_look():
         assert trace.maps().shape == (2, 16, 6, 8, 12)
 
 
-def test_maps_of_a_clip_add_up_to_those_of_an_image():
+def test_clip_maps_sum_to_image_maps():
     """Points between the first and the last frame count fully, shared by the two frames beside them."""
     points = torch.rand(1, 3, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     points[..., 2] = 0.1 + 0.8 * points[..., 2]
@@ -231,13 +240,13 @@ def test_maps_of_a_clip_add_up_to_those_of_an_image():
     torch.testing.assert_close(tubes.sum(2), flat)
 
 
-def test_a_point_between_frames_is_seen_in_both():
+def test_point_between_frames_counts_in_both():
     point = torch.tensor([0.5, 0.5, 0.3125]).repeat(1, 1, 2, 1)  # of 4 frames: a quarter of the way from 0.5 to 1.5
     maps = TubeTrace(torch.zeros(1, 1, 6), point, (4, 1, 1)).maps()
     torch.testing.assert_close(maps.flatten(), torch.tensor([0.25, 0.75, 0.0, 0.0]))
 
 
-# The surface
+# Interface
 
 
 def test_intermediates_are_the_tokens_of_every_pass():
@@ -256,12 +265,13 @@ def test_intermediates_are_the_tokens_of_every_pass():
         (dict(features_only=True), "forward_intermediates"),
     ],
 )
-def test_wrong_options_are_named(options, message):
+def test_wrong_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         saccade.create_model("video_sparseformer_nano", **options)
 
 
-def test_timm_is_told_the_shape_of_a_clip():
+@pytest.mark.shows("SF-63")
+def test_timm_configuration_has_the_clip_shape():
     import timm
 
     assert timm.models.get_pretrained_cfg("video_sparseformer_tiny").input_size == (3, 32, 224, 224)
@@ -272,7 +282,7 @@ def test_timm_is_told_the_shape_of_a_clip():
 
 
 @pytest.mark.slow
-def test_32_frames_of_224_px_fit_into_two_gigabytes():
+def test_clip_of_32_frames_needs_less_than_2_gb():
     code = PEAK + (
         "import torch, saccade\n"
         "model = saccade.create_model('video_sparseformer_tiny').eval()\n"

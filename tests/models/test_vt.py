@@ -1,4 +1,4 @@
-"""VT-ResNets: the trunk is timm's ResNet, the last stage works on tokens, the classifier reads them, maps are kept."""
+"""VT-ResNets: backbone against timm's ResNet, tokens of the last stage, features, weights, options, training."""
 
 import pytest
 import timm
@@ -37,60 +37,64 @@ def images(batch=2, height=64, width=64, seed=0):
     return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(seed))
 
 
-def fresh(name="vt_nano", **options):
+def create(name="vt_nano", **options):
     torch.manual_seed(0)
     return saccade.create_model(name, **({"num_classes": 5} | options)).eval()
 
 
-def stir(model):
-    """Gains that start at zero get a value, so that every branch counts."""
+def randomise_gains(model):
+    """Randomise gains that start at zero, so that every branch has an effect."""
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
             nn.init.uniform_(module.weight, 0.5, 1.0)
     return model
 
 
-# ------------------------------------------------------------------ the model the paper describes
+# Models of the paper
 
 
+@pytest.mark.shows("VT-26", "VT-29", "VT-30", "VT-32", "VT-33", "VT-35", "VTR-08")
 @pytest.mark.parametrize(
     ("name", "depths", "dims", "modules"),
-    [  # Table 11, VT-29 … VT-35
+    [  # Table 11
         ("vt_resnet18", (2, 2, 2), (256, 512), 2),
         ("vt_resnet34", (3, 4, 6), (256, 512), 3),
         ("vt_resnet50", (3, 4, 6), (1024, 1024), 3),
         ("vt_resnet101", (3, 4, 23), (1024, 1024), 3),
     ],
 )
-def test_stages_are_those_of_table_11(name, depths, dims, modules):
+def test_stages_match_table_11(name, depths, dims, modules):
     with torch.device("meta"):
         model = saccade.create_model(name)
     assert tuple(len(stage) for stage in (model.layer1, model.layer2, model.layer3)) == depths
     blocks = model.layer4.blocks
     assert [type(block.tokenizer) for block in blocks] == [FilterTokenizer] + [RecurrentTokenizer] * (modules - 1)
-    assert [block.projector is not None for block in blocks] == [True] * (modules - 1) + [False]  # VTR-08
+    assert [block.projector is not None for block in blocks] == [True] * (modules - 1) + [False]
     assert (blocks[0].tokenizer.to_score.in_features, blocks[1].tokenizer.to_query.linear.out_features) == dims
     assert blocks[0].tokenizer.to_score.out_features == 16
     assert model.num_features == model.get_classifier().in_features == 1024
 
 
-def test_the_classifier_reads_the_mean_of_the_tokens():
-    """VT-36; and what timm's contract gives is the same tokens, one a row."""
-    model = stir(fresh())
+@pytest.mark.shows("VT-36")
+def test_classifier_reads_the_mean_of_the_tokens():
+    """`forward_features` returns the same tokens, one per row."""
+    model = randomise_gains(create())
     with torch.no_grad():
         tokens = model.forward_tokens(images())
         torch.testing.assert_close(model(images()), model.head.fc(tokens.mean(1)))
         features = model.forward_features(images())
         assert torch.equal(features[..., 0].transpose(1, 2), tokens)
-        bare = fresh(num_classes=0, global_pool="")
-        stir(bare).load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("head.")})
+        bare = create(num_classes=0, global_pool="")
+        randomise_gains(bare).load_state_dict(
+            {k: v for k, v in model.state_dict().items() if not k.startswith("head.")}
+        )
         torch.testing.assert_close(bare(images()), features)
 
 
+@pytest.mark.shows("VT-34", "VT-42", "VT-46", "VT-49")
 @pytest.mark.parametrize("options", [dict(), *ABLATIONS], ids=str)
-def test_every_ablation_learns_everywhere_and_takes_any_size(options):
-    """VT-42, VT-49."""
-    model = stir(fresh(**options)).train()
+def test_ablations_train_at_any_size(options):
+    model = randomise_gains(create(**options)).train()
     model(images(height=40, width=72)).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -109,9 +113,9 @@ def test_every_ablation_learns_everywhere_and_takes_any_size(options):
 @pytest.mark.parametrize(
     "options", [dict(), dict(value_projection=True, dim=256, project_last=True), dict(norm=False)], ids=str
 )
-def test_training_and_inference_agree_where_their_statistics_do(options):
-    """Inference folds norms into matrices and lets one pass under the attention; training does neither."""
-    model = stir(fresh(**options)).double().train()
+def test_inference_equals_training_with_equal_statistics(options):
+    """Inference folds norms into linear layers and into the attention; training does not."""
+    model = randomise_gains(create(**options)).double().train()
     statistics = {}
 
     def keep(module, given):
@@ -127,16 +131,16 @@ def test_training_and_inference_agree_where_their_statistics_do(options):
         for norm, (mean, variance) in statistics.items():
             norm.running_mean.copy_(mean)
             norm.running_var.copy_(variance)
-        found, again = model.eval().forward_intermediates(images().double())
+        output, again = model.eval().forward_intermediates(images().double())
     assert len(statistics) == len(norms)
-    for a, b in zip([found, *again], [expected, *levels], strict=True):
+    for a, b in zip([output, *again], [expected, *levels], strict=True):
         torch.testing.assert_close(a, b)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ABLATIONS, ids=str)
-def test_every_ablation_exports_and_compiles(options):
-    model = stir(fresh(**options))
+def test_ablations_export_and_compile(options):
+    model = randomise_gains(create(**options))
     with torch.no_grad():
         expected = model(images())
         for converted in (
@@ -152,9 +156,10 @@ def test_first_value_is_an_error_that_names_value_projection():
         saccade.create_model("vt_nano", first_value=True)
 
 
-def test_traces_follow_the_tokens():
+@pytest.mark.shows("VT-25")
+def test_record_traces_the_new_tokens_of_every_module():
     """The first module makes all tokens, each later one replaces half; with their own names and tokens."""
-    model = stir(fresh("vt_resnet18"))
+    model = randomise_gains(create("vt_resnet18"))
     with torch.no_grad(), saccade.record(model) as traces:
         model(images(1))
     assert [trace.name for trace in traces] == ["layer4.blocks.0", "layer4.blocks.1"]
@@ -162,41 +167,44 @@ def test_traces_follow_the_tokens():
     assert [tuple(trace.tokens.shape) for trace in traces] == [(1, 16, 1024), (1, 8, 1024)]
 
 
-def test_half_of_the_tokens_is_replaced_in_every_module():
-    model = stir(fresh(depth=3))
-    seen = {}
+@pytest.mark.shows("VT-25", "VTR-04")
+def test_modules_replace_half_of_the_tokens():
+    model = randomise_gains(create(depth=3))
+    calls = {}
     for i, block in enumerate(model.layer4.blocks):
         block.tokenizer.register_forward_hook(
-            lambda module, given, out, i=i: seen.update({i: (given[1] if i else None, out[0])})
+            lambda module, given, out, i=i: calls.update({i: (given[1] if i else None, out[0])})
         )
     with torch.no_grad():
         model(images())
     for i in (1, 2):
-        before, after = seen[i]
-        assert torch.equal(after[:, :4], before[:, 4:])  # kept ones move to the front, and ask next time
+        before, after = calls[i]
+        assert torch.equal(after[:, :4], before[:, 4:])  # the second half moves to the front, and is the next query
         assert not torch.equal(after[:, 4:], before[:, :4])
 
 
-def test_later_modules_of_the_ablations():
+@pytest.mark.shows("VT-28", "VT-45")
+def test_recurrence_and_projector_select_the_later_tokenizers():
     kinds = {
         "none": RepeatedTokenizer,
         "full": RecurrentTokenizer,
         "half": RecurrentTokenizer,
     }
     for recurrence, kind in kinds.items():
-        assert isinstance(fresh(recurrence=recurrence).layer4.blocks[1].tokenizer, kind)
-    assert isinstance(fresh(projector=False).layer4.blocks[1].tokenizer, KeepTokenizer)
-    with torch.no_grad():  # VT-45: 8 new beside half of the previous
-        assert fresh(recurrence="none", depth=3).forward_tokens(images()).shape[1] == 8 + (8 + 4) // 2
+        assert isinstance(create(recurrence=recurrence).layer4.blocks[1].tokenizer, kind)
+    assert isinstance(create(projector=False).layer4.blocks[1].tokenizer, KeepTokenizer)
+    with torch.no_grad():  # 8 new tokens and half of the previous ones
+        assert create(recurrence="none", depth=3).forward_tokens(images()).shape[1] == 8 + (8 + 4) // 2
 
 
-# ------------------------------------------------------------------ maps
+# Features
 
 
-def test_maps_of_a_classifier_and_of_a_feature_extractor_are_the_same_after_loading():
-    """VT-27: the last module's projector, which only the extractor has, starts as the identity."""
-    classifier = stir(fresh())
-    extractor = fresh(features_only=True)
+@pytest.mark.shows("VT-27", "VTR-08")
+def test_features_only_equals_classifier_after_loading():
+    """Only the extractor has a last projector, and it starts as the identity."""
+    classifier = randomise_gains(create())
+    extractor = create(features_only=True)
     report = saccade.load_checkpoint(extractor, classifier.state_dict())
     assert all(name.startswith("layer4.blocks.1.projector.") for name in report.new)
     assert "starts as the identity" in str(report)
@@ -205,46 +213,48 @@ def test_maps_of_a_classifier_and_of_a_feature_extractor_are_the_same_after_load
             torch.testing.assert_close(a, b)
 
 
-def test_the_last_map_carries_the_last_tokens():
-    model = stir(fresh(features_only=True))
+@pytest.mark.shows("VT-27")
+def test_last_features_depend_on_the_last_tokens():
+    model = randomise_gains(create(features_only=True))
     levels = model(images())
     last = model.model.layer4.blocks[1]
     (gradient,) = torch.autograd.grad(levels[-1].square().sum(), last.relation.to_value.linear.weight)
     assert gradient.abs().max() > 0
     assert [info["reduction"] for info in model.feature_info] == [2, 4, 8, 8]
-    assert fresh("vt_resnet18", features_only=True).feature_info.reduction() == [4, 8, 16, 16]
+    assert create("vt_resnet18", features_only=True).feature_info.reduction() == [4, 8, 16, 16]
 
 
-def test_a_last_projector_is_left_out_of_a_classifier():
-    extractor = fresh(project_last=True)
-    report = saccade.load_checkpoint(fresh(), extractor.state_dict())
+def test_classifier_ignores_a_last_projector():
+    extractor = create(project_last=True)
+    report = saccade.load_checkpoint(create(), extractor.state_dict())
     assert not report.new
     assert report.ignored
     assert all(name.startswith("layer4.blocks.1.projector.") for name in report.ignored)
 
 
-def test_a_model_cut_down_to_its_stages_says_that_it_has_no_tokens():
-    model = fresh()
+def test_pruned_model_without_tokens_raises():
+    model = create()
     assert model.prune_intermediate_layers([0, 1]) == [0, 1]
     assert len(model.forward_intermediates(images(), indices=[0, 1], intermediates_only=True)) == 2
     with pytest.raises(RuntimeError, match="has no tokens"):
         model(images())
 
 
-# ------------------------------------------------------------------ ResNet weights
+# ResNet weights
 
 
+@pytest.mark.shows("VT-30", "VT-43")
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_a_resnets_weights_make_the_trunk(name):
-    """VT-30, VT-43: with them, the first three stages compute what timm's ResNet computes."""
+def test_resnet_weights_initialise_the_backbone(name):
+    """With them, the first three stages equal those of timm's ResNet."""
     torch.manual_seed(1)
-    resnet = stir(timm.create_model(name).eval())
-    model = fresh(f"vt_{name}")
+    resnet = randomise_gains(timm.create_model(name).eval())
+    model = create(f"vt_{name}")
     report = saccade.load_checkpoint(model, resnet.state_dict())
-    trunk = [key for key in model.state_dict() if not key.startswith(("layer4.", "head."))]
+    backbone = [key for key in model.state_dict() if not key.startswith(("layer4.", "head."))]
     assert report.source == "resnet (official)"
-    assert report.loaded == len(trunk)
-    assert set(report.new) == set(model.state_dict()) - set(trunk)
+    assert report.loaded == len(backbone)
+    assert set(report.new) == set(model.state_dict()) - set(backbone)
     assert set(report.ignored) == {key for key in resnet.state_dict() if key.startswith(("layer4.", "fc."))}
     assert "a plain ResNet has no VT modules" in str(report)
     with torch.no_grad():
@@ -254,17 +264,18 @@ def test_a_resnets_weights_make_the_trunk(name):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_torchvisions_resnet_and_a_feature_extractor_are_fine_too():
+@pytest.mark.shows("VT-43")
+def test_torchvision_resnet_initialises_features_only():
     resnet = torchvision.models.resnet18()
-    extractor = fresh("vt_resnet18", features_only=True, out_indices=(0, 1, 2))
+    extractor = create("vt_resnet18", features_only=True, out_indices=(0, 1, 2))
     assert not saccade.load_checkpoint(extractor, resnet.state_dict()).new
     assert torch.equal(extractor.model.layer3[1].conv2.weight, resnet.layer3[1].conv2.weight)
     converted = saccade.convert_official(resnet.state_dict(), "vt_resnet18")
     assert not any(key.startswith(("layer4.", "fc.")) for key in converted)
 
 
-def test_another_resnet_is_refused_and_nothing_changes():
-    model = fresh("vt_resnet18")
+def test_other_resnet_is_rejected_and_model_unchanged():
+    model = create("vt_resnet18")
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(ValueError, match=r"does not have layer1\.2"):
         saccade.load_checkpoint(model, timm.create_model("resnet34").state_dict())
@@ -273,20 +284,22 @@ def test_another_resnet_is_refused_and_nothing_changes():
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-# ------------------------------------------------------------------ options
+# Options
 
 
-def test_stochastic_depth_rises_through_resnet_and_vt_modules():
-    """Survival 0.9 (VT-54): linear from 0 in the first block to 0.1 in the last module."""
-    model = fresh("vt_resnet18", drop_path_rate=0.1, drop_rate=0.2)
+@pytest.mark.shows("VT-54")
+def test_drop_path_rises_through_resnet_and_vt_modules():
+    """Survival probability 0.9: the rate rises linearly from 0 in the first block to 0.1 in the last module."""
+    model = create("vt_resnet18", drop_path_rate=0.1, drop_rate=0.2)
     rates = [module.drop_prob for module in model.modules() if isinstance(module, DropPath)]
     assert max(rates) == rates[-1] == pytest.approx(0.1)
     assert sorted(set(rates)) == pytest.approx([0.1 * i / 7 for i in range(1, 8)])  # 6 blocks and 2 modules
     assert model.head.drop.p == 0.2
 
 
-def test_a_tokenizer_of_ones_own():
-    """VT-80: put it in TOKENIZERS, name it."""
+@pytest.mark.shows("VT-80")
+def test_registered_tokenizer_is_used():
+    """A class in TOKENIZERS is selected by its name."""
 
     class FirstPixels(nn.Module):
         def __init__(self, pixel_dim, token_dim, num_tokens, norm=True):
@@ -298,7 +311,7 @@ def test_a_tokenizer_of_ones_own():
 
     TOKENIZERS["first"] = FirstPixels
     try:
-        assert fresh(tokenizer="first")(images()).shape == (2, 5)
+        assert create(tokenizer="first")(images()).shape == (2, 5)
     finally:
         del TOKENIZERS["first"]
 
@@ -315,16 +328,16 @@ def test_a_tokenizer_of_ones_own():
         (dict(dim=100), r"divisible by (2 \* )?num_heads \(8\)"),
     ],
 )
-def test_wrong_options_are_named(options, words):
+def test_wrong_options_raise(options, words):
     with pytest.raises(ValueError, match=words):
-        fresh(**options)
+        create(**options)
 
 
-# ------------------------------------------------------------------ learning
+# Training
 
 
 def stripes(count, seed):
-    """Two classes told apart by the direction of stripes anywhere in a noisy picture; colour and place say nothing."""
+    """Noisy images of stripes in two directions, the classes; colour and phase are random."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 2, (count,), generator=generator)
     phase = torch.rand(count, 1, 1, generator=generator) * 6.3
@@ -336,14 +349,15 @@ def stripes(count, seed):
     return 2 * colour * wave[:, None] + 0.5 * torch.randn(count, 3, 32, 32, generator=generator), labels
 
 
-def test_vt_nano_learns_stripes():
-    """From scratch, plain SGD with momentum and no warm-up: the loss falls to a tenth, unseen pictures are named."""
-    model = fresh(num_classes=2).train()
+@pytest.mark.shows("VT-42")
+def test_vt_nano_trains_to_classify_stripes():
+    """SGD with momentum from random weights: the loss falls to a tenth, and new images are classified."""
+    model = create(num_classes=2).train()
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, nesterov=True)
     losses = []
     for step in range(25):
-        pictures, labels = stripes(24, step)
-        loss = F.cross_entropy(model(pictures), labels)
+        inputs, labels = stripes(24, step)
+        loss = F.cross_entropy(model(inputs), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -352,11 +366,27 @@ def test_vt_nano_learns_stripes():
     gains = [
         module.weight for name, module in model.named_modules() if name.endswith(("relation.norm.bn", "mlp.fc.norm.bn"))
     ]
-    assert all(gain.abs().max() > 0.001 for gain in gains)  # the branches that started as nothing take part
-    pictures, labels = stripes(64, 1000)
+    assert all(gain.abs().max() > 0.001 for gain in gains)  # gains that started at zero are trained
+    inputs, labels = stripes(64, 1000)
     with torch.no_grad():
-        assert (model.eval()(pictures).argmax(1) == labels).float().mean() > 0.95
+        assert (model.eval()(inputs).argmax(1) == labels).float().mean() > 0.95
 
 
-def test_the_family_is_one_class():
-    assert all(isinstance(fresh(name), VT) for name in ("vt_nano", "vt_resnet18"))
+def test_models_are_instances_of_vt():
+    assert all(isinstance(create(name), VT) for name in ("vt_nano", "vt_resnet18"))
+
+
+@pytest.mark.shows("VT-31", "VT-34", "VT-78")
+@pytest.mark.parametrize(
+    ("name", "channels"), [("vt_resnet18", 256), ("vt_resnet34", 256), ("vt_resnet50", 1024), ("vt_resnet101", 1024)]
+)
+@pytest.mark.parametrize(("pool", "side"), [(False, 14), (True, 7)])
+def test_16_tokens_are_grouped_from_14x14_pixels(name, channels, pool, side):
+    """At 224 px; graph networks for images have 128 to 340 nodes. `pool` halves the side."""
+    with torch.device("meta"):
+        model = create(name, pool=pool)
+        shapes = []
+        model.layer4.blocks[0].tokenizer.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape))
+        tokens = model.forward_tokens(torch.empty(1, 3, 224, 224))
+    assert shapes == [(1, channels, side, side)]
+    assert tokens.shape == (1, 16, 1024)

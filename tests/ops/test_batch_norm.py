@@ -96,10 +96,10 @@ def test_norm_act_keeps_its_digits_for_a_mean_far_from_zero():
 
 @pytest.mark.parametrize("shortcut", [False, True])
 def test_norm_act_propagates_nan(shortcut):
-    features, weight, bias, *rest = inputs_of((20, 3), shortcut)
+    features, weight, bias, *shortcuts = inputs_of((20, 3), shortcut)
     features[4, 1] = float("nan")
     with kernels_allowed():
-        y = NormAct("relu")(features, weight, bias, *rest)[0]
+        y = NormAct("relu")(features, weight, bias, *shortcuts)[0]
     assert y[:, 1].isnan().all()
     assert y[:, [0, 2]].isfinite().all()
 
@@ -126,8 +126,8 @@ def test_recompute_uses_the_statistics_of_the_batch(shape):
         g, leaves = randn(*shape, seed=8), [value.requires_grad_() for value in (features, weight, bias)]
         norm = norm_of(weight, bias, type(norm))
         expected = torch.autograd.grad(batch_norm.norm_act(features, norm), leaves, g)
-        found = steps.gradients(g, *(leaf.detach() for leaf in leaves), saved)
-        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        gradients = steps.gradients(g, *(leaf.detach() for leaf in leaves), saved)
+        assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
 
 
 @pytest.mark.parametrize(

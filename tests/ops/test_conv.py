@@ -158,8 +158,8 @@ def test_conv_norm_act_drops_paths_between_norm_and_sum():
     with kernels_allowed():
         dropped = conv.conv_norm_act(features, layer, norm, "relu", features, (), DropPath(1 - 1e-7).train())
         torch.testing.assert_close(dropped, F.relu(features))
-        kept = conv.conv_norm_act(features, layer, norm.eval(), "relu", features, (), DropPath(0.5).eval())
-        torch.testing.assert_close(kept, F.relu(norm(layer(features)) + features), rtol=1e-5, atol=1e-5)
+        output = conv.conv_norm_act(features, layer, norm.eval(), "relu", features, (), DropPath(0.5).eval())
+        torch.testing.assert_close(output, F.relu(norm(layer(features)) + features), rtol=1e-5, atol=1e-5)
         with torch.no_grad():
             arguments = features, layer, norm, "relu", features, ()
             assert conv.conv_norm_act.implementation(*arguments, DropPath(0.5).eval()) == "triton"
@@ -399,7 +399,7 @@ def test_first_conv_uses_other_implementations_for_other_convolutions():
     images = randn(2, 3, 9, 9, dtype=HALF)
     usual = nn.Conv2d(3, 24, 3, stride=2, padding=1).to(HALF)
     implementation = conv.first_conv.implementation
-    others = [
+    layers = [
         nn.Conv2d(3, 24, 3, stride=1, padding=1),
         nn.Conv2d(3, 24, 3, stride=2),
         nn.Conv2d(3, 24, 5, stride=2, padding=1),
@@ -412,12 +412,12 @@ def test_first_conv_uses_other_implementations_for_other_convolutions():
     ]
     with kernels_allowed():
         assert implementation(images, usual) == "triton"
-        assert [implementation(images, layer.to(HALF)) for layer in others] == ["reference"] * 9
+        assert [implementation(images, layer.to(HALF)) for layer in layers] == ["reference"] * 9
         assert implementation(images.float(), usual) == "reference"
         assert implementation(images.requires_grad_(), usual) == "reference"
         images = images.detach()
         with torch.no_grad():
-            assert implementation(images, others[0]) == "epilogue"
+            assert implementation(images, layers[0]) == "epilogue"
         with torch.autocast(DEVICE, HALF):
             assert implementation(images.float(), copy.deepcopy(usual).float()) == "triton"
         usual.register_forward_hook(lambda *_: None)
@@ -519,7 +519,7 @@ def test_stem_weight_over_blocks_is_cached_for_frozen_weights(monkeypatch):
 
 def test_stem_conv_uses_reference_for_other_convolutions():
     images = randn(2, 3, 9, 9, dtype=HALF)
-    others = [
+    layers = [
         nn.Conv2d(3, 8, 7, 2, 3, padding_mode="reflect"),
         nn.Conv2d(3, 8, 7, 2, 2),
         nn.Conv2d(3, 8, 7, 1, 3),
@@ -531,7 +531,7 @@ def test_stem_conv_uses_reference_for_other_convolutions():
     usual, implementation = nn.Conv2d(3, 8, 7, 2, 3).to(HALF), conv.stem_conv.implementation
     with kernels_allowed():
         assert implementation(images, usual) == "triton"
-        assert [implementation(images, layer.to(HALF)) for layer in others] == ["reference"] * 7
+        assert [implementation(images, layer.to(HALF)) for layer in layers] == ["reference"] * 7
         assert implementation(images.float(), copy.deepcopy(usual).float()) == "reference"
         assert implementation(images, copy.deepcopy(usual).float()) == "reference"
         assert implementation(images.requires_grad_(), usual) == "reference"

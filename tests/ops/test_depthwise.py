@@ -55,10 +55,10 @@ def test_depthwise_steps_equal_the_operation(act):
         leaves = [value.requires_grad_() for value in (features, weight, bias)]
         expected = torch.autograd.grad(depthwise.depthwise_conv(*leaves, act), leaves, g)
         rows, g = rows.detach(), g.permute(0, 2, 3, 1).reshape(60, 12)
-        found = depthwise.depthwise_gradients(sizes, g, rows, weight, bias, depthwise.ACTS[act], True)
-    assert torch.equal(found[0], expected[0].permute(0, 2, 3, 1).flatten(0, 2))
-    assert torch.equal(found[1], expected[1])
-    assert torch.equal(found[2], expected[2])
+        gradients = depthwise.depthwise_gradients(sizes, g, rows, weight, bias, depthwise.ACTS[act], True)
+    assert torch.equal(gradients[0], expected[0].permute(0, 2, 3, 1).flatten(0, 2))
+    assert torch.equal(gradients[1], expected[1])
+    assert torch.equal(gradients[2], expected[2])
 
 
 @needs_triton

@@ -38,7 +38,7 @@ def train_step(model: nn.Module, images: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_kernel_is_compiled_per_image_or_batch_size(name):
-    """Hundreds of sizes, launches recorded instead of run: the set of specialisations stays that of the first sizes."""
+    """Over hundreds of sizes, with launches logged instead of run, the specialisations are those of the first sizes."""
     model = build(name)
     sizes = [(1 + i % 3, 64 + 37 * i % 160, 64 + 29 * i % 160) for i in range(100)]
     for mode, count, most in zip(("inference", "training"), (100, 10), MAX_VARIANTS[name], strict=True):

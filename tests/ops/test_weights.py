@@ -1,4 +1,4 @@
-"""Weights cast together and cached layouts: the same outputs, whatever happened to the weights or the model before."""
+"""Weights cast in one batch and cached layouts: equal outputs, whatever happened to weights or model before."""
 
 import copy
 import pickle
@@ -30,10 +30,10 @@ class Small(nn.Module):
     def __init__(self):
         super().__init__()
         self.fc = Linear(4, 3)
-        self.seen = []
+        self.casts = []
 
     def forward(self, x):
-        self.seen.append(cast_weight(self.fc.weight))
+        self.casts.append(cast_weight(self.fc.weight))
         return self.fc(x)
 
 
@@ -42,11 +42,11 @@ class Outer(nn.Module):
         super().__init__()
         self.models = nn.ModuleList(models)
         self.last = Linear(3, 3)
-        self.seen = []
+        self.casts = []
 
     def forward(self, x):
         outputs = [model(x) for model in self.models]
-        self.seen.append(cast_weight(self.last.weight))
+        self.casts.append(cast_weight(self.last.weight))
         return self.last(sum(outputs))
 
 
@@ -78,7 +78,7 @@ class Count(TorchDispatchMode):
 
 
 def is_cast(model):
-    return model.seen[-1] is not model.fc.weight
+    return model.casts[-1] is not model.fc.weight
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -86,14 +86,14 @@ def test_models_predict_the_same_with_fewer_casts(name, monkeypatch):
     torch.manual_seed(0)
     model, images = saccade.create_model(name, num_classes=7).eval().to(DEVICE), torch.randn(2, 3, 64, 64).to(DEVICE)
     with ops.disabled(*(set(ops.REGISTRY) - {"linear", "linear_gelu"})):  # the interpreter has no bfloat16 products
-        with Count() as together:
+        with Count() as batched:
             output = predict(model, images)
         monkeypatch.setattr(ops._dispatch, "eager_autocast", lambda: None)
-        with Count() as apart:
+        with Count() as single:
             expected = predict(model, images)
     assert torch.equal(output, expected)
-    assert together.calls["_foreach_copy_"] == 1
-    assert together.calls["_to_copy"] < 0.85 * apart.calls["_to_copy"]
+    assert batched.calls["_foreach_copy_"] == 1
+    assert batched.calls["_to_copy"] < 0.85 * single.calls["_to_copy"]
 
 
 def test_every_pass_sees_the_current_weights(small):
@@ -103,10 +103,10 @@ def test_every_pass_sees_the_current_weights(small):
         torch._foreach_mul_(list(model.parameters()), 2.0)
     predict(model, x)
     assert is_cast(model)
-    assert torch.equal(model.seen[-1], model.fc.weight.bfloat16())
+    assert torch.equal(model.casts[-1], model.fc.weight.bfloat16())
     model.fc.weight.data = model.fc.weight.data * 3
     predict(model, x)
-    assert torch.equal(model.seen[-1], model.fc.weight.bfloat16())
+    assert torch.equal(model.casts[-1], model.fc.weight.bfloat16())
 
 
 def test_replaced_weights_and_other_dtypes(small):
@@ -116,7 +116,7 @@ def test_replaced_weights_and_other_dtypes(small):
     assert torch.equal(predict(model, x), predict(nn.Sequential(model.fc), x))
     assert not is_cast(model)
     predict(model, x, torch.float16)
-    assert model.seen[-1].dtype == torch.float16
+    assert model.casts[-1].dtype == torch.float16
     model.bfloat16()
     predict(model, x)
     assert not is_cast(model)  # only float32 is cast
@@ -146,7 +146,7 @@ def test_an_interrupted_pass_leaves_no_stale_casts(small, monkeypatch):
     with torch.no_grad():
         model.fc.weight.mul_(2)
     predict(model, x)
-    assert torch.equal(model.seen[-1], model.fc.weight.bfloat16())
+    assert torch.equal(model.casts[-1], model.fc.weight.bfloat16())
     other = installed(Small())
     predict(other, x)
     assert is_cast(other)
@@ -197,7 +197,7 @@ def test_a_model_inside_another_is_cast_by_the_outer_one(small):
     outer = installed(Outer(model))
     predict(outer, x)
     assert is_cast(model)
-    assert outer.seen[-1] is not outer.last.weight  # still cast after the inner model has returned
+    assert outer.casts[-1] is not outer.last.weight  # still cast after the inner model has returned
     assert model not in _weights._plans
     assert not _weights.has_casts()
 

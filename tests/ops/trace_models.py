@@ -39,12 +39,12 @@ def graph_targets(name: str, training: bool, dynamic: bool) -> list[str]:
     """Targets of all nodes in the forward and backward graphs of a model."""
     targets: list[str] = []
 
-    def compiler(graph: torch.fx.GraphModule, inputs: object) -> object:
+    def collect(graph: torch.fx.GraphModule, inputs: object) -> object:
         targets.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
         return graph.forward
 
     model = saccade.create_model(name, num_classes=3).to(memory_format=torch.channels_last).train(training)
-    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend=aot_autograd(fw_compiler=compiler))
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend=aot_autograd(fw_compiler=collect))
     images = torch.randn(2, 3, 64, 64).contiguous(memory_format=torch.channels_last)
     with ops.interpreted(), torch.set_grad_enabled(training), torch.autocast("cpu", torch.bfloat16):
         try:

@@ -30,7 +30,7 @@ CLUSTERS = [  # Table 4
 OFFICIAL = {"paca_tiny": 12_200_680, "paca_mlp_small": 22_637_268, "paca_ec_small": 21_075_064}  # the parity kits
 
 
-@pytest.mark.shows("PACA-34", "PACA-35", "PACA-36", "PACA-37", "PACA-38")
+@pytest.mark.shows("PACA-34", "PACA-35", "PACA-36", "PACA-37", "PACA-38", "X-01")
 @pytest.mark.parametrize(("name", "params", "madds"), SIZES)
 def test_variants_have_printed_costs(name, params, madds):
     cost = count(name)

@@ -1,4 +1,4 @@
-"""What the papers print about their segmenters: PaCa Table 3 and 4, SViT Table 5, SparseFormer Table 8, VT 9 and 10."""
+"""Printed costs of segmenters: PaCa Tables 3 and 4, SViT Table 5, SparseFormer Table 8, VT Tables 9 and 10."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ import saccade
 from saccade.benchmark import count
 from tests.paper.precision import agrees, check_madds, check_params
 
-PACA = [  # Table 3, 512 x 512, M = 200 (PACA-55)
+PACA = [  # Table 3, 512 x 512, M = 200
     ("paca_tiny", "paca", "13.3", "34.4"),
     ("paca_small", "paca", "23.2", "47.2"),
     ("paca_mlp_small", "paca", "24.0", "50.0"),
@@ -20,11 +20,11 @@ PACA = [  # Table 3, 512 x 512, M = 200 (PACA-55)
     ("paca_small", "upernet", "51.4", "242.7"),
     ("paca_base", "upernet", "77.2", "264.1"),
 ]
-ALLOTMENTS = [  # Table 4: where clusters are, and who computes them
+ALLOCATIONS = [  # Table 4: clusters per stage, and which blocks compute them
     ((200, 200, 200, 200), "stage", "23.4", "47.3"),
     ((200, 200, 200, 200), "block", "25.8", "50.9"),
 ]
-VT = [  # Tables 9 and 10: size, classes, trunk, neck, tokens, total, neck alone (VT-62 … VT-68)
+VT = [  # Tables 9 and 10: size, classes, backbone, neck, tokens, total, neck alone
     ((800, 1216), 54, "resnet50", "fpn", None, "159", "55.1"),
     ((800, 1216), 54, "resnet50", "vt_fpn", (16, 16, 8, 8), "113", "8.5"),
     ((800, 1216), 54, "resnet101", "fpn", None, "231", "55.1"),
@@ -42,30 +42,49 @@ def build(*args, **kwargs):
 
 
 def madds(module, *inputs):
-    """In all, and of layers alone: without products of two activations (attention), which some counters skip."""
+    """Multiply-adds in total, and without products of two activations (attention), which some counters omit."""
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         module(*inputs)
     products = (torch.ops.aten.bmm, torch.ops.aten.baddbmm)
-    found = counter.get_flop_counts()["Global"]
-    return counter.get_total_flops() // 2, sum(n for op, n in found.items() if op not in products) // 2
+    counts = counter.get_flop_counts()["Global"]
+    return counter.get_total_flops() // 2, sum(n for op, n in counts.items() if op not in products) // 2
 
 
+@pytest.mark.shows("PACA-53", "PACA-55")
 @pytest.mark.parametrize(("backbone", "head", "params", "cost"), PACA)
-def test_paca(backbone, head, params, cost):
-    found = count(build(backbone, head), 512)
-    check_params(found.params, params)
-    check_madds(found.madds, cost)
+def test_paca_segmenters_match_table_3(backbone, head, params, cost):
+    result = count(build(backbone, head), 512)
+    check_params(result.params, params)
+    check_madds(result.madds, cost)
 
 
-@pytest.mark.parametrize(("clusters", "where", "params", "cost"), ALLOTMENTS)
-def test_paca_clusters_everywhere(clusters, where, params, cost):
-    found = count(build("paca_small", "paca", backbone_kwargs={"clusters": clusters, "where": where}), 512)
-    check_params(found.params, params)
-    check_madds(found.madds, cost)
+@pytest.mark.shows("PACA-65")
+@pytest.mark.parametrize(("clusters", "where", "params", "cost"), ALLOCATIONS)
+def test_clusters_in_every_stage_match_table_4(clusters, where, params, cost):
+    result = count(build("paca_small", "paca", backbone_kwargs={"clusters": clusters, "where": where}), 512)
+    check_params(result.params, params)
+    check_madds(result.madds, cost)
 
 
-def test_the_paca_head_alone():
-    """PACA-52: about 1.45M and 15.5 G at 512 x 512."""
+@pytest.mark.shows("PACA-67")
+def test_ade20k_rows_of_table_4_are_in_the_printed_order():
+    """(49, 64, 81, 100) costs more than (49, 49, 49, 0); the authors' documentation has the two rows swapped.
+
+    On ADE20K every number of clusters that is not zero becomes 200.
+    """
+    four, three = (
+        count(build("paca_small", "paca", backbone_kwargs={"clusters": clusters}), 512)
+        for clusters in ((200, 200, 200, 200), (200, 200, 200, 0))
+    )
+    assert (round(four.params / 1e6, 1), round(three.params / 1e6, 1)) == (23.4, 23.2)
+    assert four.madds > three.madds
+    check_madds(four.madds, "47.3")
+    check_madds(three.madds, "47.2")
+
+
+@pytest.mark.shows("PACA-52")
+def test_paca_head_has_its_cost():
+    """About 1.45M and 15.5 G at 512 x 512."""
     model = build("paca_small", "paca")
     assert sum(parameter.numel() for parameter in model.head.parameters()) == 1_450_284  # the parity kit's count
     with torch.no_grad():
@@ -73,8 +92,9 @@ def test_the_paca_head_alone():
     check_madds(madds(model.head, pyramid)[0], "15.5")
 
 
-def test_svit_base_with_upernet():
-    """Table 5, 512 x 2048: 80M; the 1036 G leave out attention's own products, 191 G at this size (SVIT-52)."""
+@pytest.mark.shows("SVIT-52")
+def test_svit_base_with_upernet_matches_table_5():
+    """Table 5, 512 x 2048: 80M; the 1036 G leave out attention's own products, 191 G at this size."""
     model = build("svit_base", "upernet")
     check_params(sum(parameter.numel() for parameter in model.parameters()), "80")
     total, layers = madds(model, torch.empty(1, 3, 512, 2048, device="meta"))
@@ -83,16 +103,17 @@ def test_svit_base_with_upernet():
     assert total / 1e9 == pytest.approx(1229.9, abs=0.1)
 
 
-def test_sparseformer_tiny():
-    """Table 8, 512 x 512: 33 G without attention's products; what more tokens are said to add, 39 and 43, is less than
-    Table 3a charges for them (SF-74)."""
-    found = {}
+@pytest.mark.shows("SF-73", "SF-74")
+def test_sparseformer_segmenters_against_table_8():
+    """Table 8, 512 x 512: 33 G without attention's products; the printed costs of more tokens, 39 and 43 G, are less
+    than Table 3a implies."""
+    costs = {}
     for tokens in (49, 256, 400):
         model = build("sparseformer_tiny", "sparse", backbone_kwargs={"num_tokens": tokens})
-        found[tokens] = madds(model, torch.empty(1, 3, 512, 512, device="meta"))
-    check_madds(found[49][1], "33")
-    assert [round(total / 1e9, 1) for total, _ in found.values()] == [34.2, 46.8, 56.0]
-    assert [round(layers / 1e9, 1) for _, layers in found.values()] == [33.2, 41.2, 46.8]
+        costs[tokens] = madds(model, torch.empty(1, 3, 512, 512, device="meta"))
+    check_madds(costs[49][1], "33")
+    assert [round(total / 1e9, 1) for total, _ in costs.values()] == [34.2, 46.8, 56.0]
+    assert [round(layers / 1e9, 1) for _, layers in costs.values()] == [33.2, 41.2, 46.8]
 
 
 def stride_in_1x1(model):
@@ -103,10 +124,11 @@ def stride_in_1x1(model):
     return model
 
 
-@pytest.mark.parametrize(("size", "classes", "trunk", "head", "tokens", "total", "neck"), VT)
-def test_vt_fpn_against_fpn(size, classes, trunk, head, tokens, total, neck):
+@pytest.mark.shows("VT-62", "VT-63", "VT-68")
+@pytest.mark.parametrize(("size", "classes", "backbone", "head", "tokens", "total", "neck"), VT)
+def test_fpn_and_vt_fpn_match_tables_9_and_10(size, classes, backbone, head, tokens, total, neck):
     options = {} if tokens is None else {"num_tokens": tokens}
-    model = stride_in_1x1(build(trunk, head, classes, head_kwargs=options))
+    model = stride_in_1x1(build(backbone, head, classes, head_kwargs=options))
     images = torch.empty(1, 3, *size, device="meta")
     check_madds(madds(model, images)[0], total)
     with torch.no_grad():
@@ -114,22 +136,25 @@ def test_vt_fpn_against_fpn(size, classes, trunk, head, tokens, total, neck):
     check_madds(madds(model.head.neck, pyramid)[0], neck)
 
 
-def test_the_tables_trunk_is_not_timms():
-    """timm's ResNet-50 costs 4.5 G more at 800 x 1216: its stride stands in the 3x3 convolutions."""
+@pytest.mark.shows("VT-63")
+def test_timm_resnet_costs_more_than_the_backbone_of_tables_9_and_10():
+    """timm's ResNet-50 costs 4.5 G more at 800 x 1216: its stride is in the 3x3 convolutions."""
     total = count(build("resnet50", "fpn", 54), (800, 1216)).madds / 1e9
     assert not agrees(total, "159", 0.02)
     assert total == pytest.approx(163.6, abs=0.1)
 
 
-def test_eight_tokens_a_level_as_the_text_says():
-    """7.75 G at 800 x 1216, where Table 9 prints 8.5: that is 16, 16, 8, 8 tokens (VTR-13)."""
+@pytest.mark.shows("VTR-13")
+def test_eight_tokens_per_level_cost_less_than_table_9():
+    """7.75 G at 800 x 1216, where Table 9 prints 8.5: that is 16, 16, 8, 8 tokens."""
     pyramid = [torch.empty(1, 256 * 2**i, 200 // 2**i, 304 // 2**i, device="meta") for i in range(4)]
     neck = build("resnet50", "vt_fpn", 54).head.neck
     assert madds(neck, pyramid)[0] / 1e9 == pytest.approx(7.750, abs=0.001)
 
 
-def test_the_cost_of_tokens_does_not_know_the_image():
-    """VT-69: pixels cost in proportion to their number; a constant remains, the tokens' own."""
+@pytest.mark.shows("VT-69")
+def test_vt_fpn_token_cost_is_independent_of_the_image():
+    """Cost is linear in the number of pixels plus a constant, the cost of the tokens."""
     neck = build("resnet50", "vt_fpn", 54).head.neck
 
     def cost(side):

@@ -1,4 +1,4 @@
-"""What the VT paper prints about its models: Tables 1 to 8, and the claims about cost (VT-37 … VT-49, VT-76, VT-77)."""
+"""Costs that the VT paper prints (Tables 1 to 8), and its claims about cost."""
 
 import pytest
 import torch
@@ -15,32 +15,57 @@ from tests.paper.precision import agrees, check_madds, check_params
 from tests.paper.vt_tables import RATIOS, ROWS
 
 
+@pytest.mark.shows(
+    "VT-08",
+    "VT-19",
+    "VT-20",
+    "VT-28",
+    "VT-37",
+    "VT-38",
+    "VT-39",
+    "VT-40",
+    "VT-41",
+    "VT-44",
+    "VT-45",
+    "VT-46",
+    "VT-47",
+    "VT-48",
+    "VT-49",
+    "VTR-09",
+    "VTR-10",
+    "VTR-11",
+)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table}-{row.label}")
-def test_costs_are_the_printed_ones(row):
-    found = vt_tables.cost(row)
+def test_costs_match_printed_tables(row):
+    cost = vt_tables.cost(row)
     if row.params:
-        check_params(found.params, row.params)
+        check_params(cost.params, row.params)
     if row.exception:
-        assert not agrees(found.madds / 1e9, row.madds, 0.02), "no longer an exception"
+        assert not agrees(cost.madds / 1e9, row.madds, 0.02), "no longer an exception"
     else:
-        check_madds(found.madds, row.madds)
+        check_madds(cost.madds, row.madds)
 
 
-def test_only_one_cost_is_an_exception():
+@pytest.mark.shows("VTR-10")
+def test_vt_r50_is_the_only_exception():
     assert [row.label for row in ROWS if row.exception] == ["VT-R50"]
     assert len(ROWS) == 41
 
 
+@pytest.mark.shows("VT-76", "VTR-12")
 @pytest.mark.parametrize("row", RATIOS, ids=lambda row: row.label)
-def test_reductions_are_those_of_table_1(row):
-    for i, (found, printed) in enumerate(zip(vt_tables.ratios(row), row.printed, strict=True)):
+def test_reductions_match_table_1(row):
+    for i, (ratio, printed) in enumerate(zip(vt_tables.ratios(row), row.printed, strict=True)):
         if printed:
-            assert agrees(found, printed, 0.02) == (i not in row.exceptions), (i, found, printed)
+            assert agrees(ratio, printed, 0.02) == (i not in row.exceptions), (i, ratio, printed)
 
 
+@pytest.mark.shows(
+    "VT-28", "VT-34", "VT-37", "VT-38", "VT-45", "VT-47", "VTR-04", "VTR-05", "VTR-06", "VTR-09", "VTR-10", "VTR-11"
+)
 @pytest.mark.parametrize(
     ("name", "options", "madds", "params"),
-    [  # to the digits of the reconstruction itself, far finer than the paper's
+    [  # the digits of the reconstruction, finer than the paper's
         ("vt_resnet18", {}, 1568.96, 11.673),
         ("vt_resnet18", dict(recurrence="full"), 1578.95, 11.673),
         ("vt_resnet18", dict(recurrence="full", num_tokens=64), 1979.74, 11.685),
@@ -56,20 +81,21 @@ def test_reductions_are_those_of_table_1(row):
         ("vt_resnet101", dict(num_tokens=4, key_groups=8, project_last=True), 7130.05, 41.407),
     ],
 )
-def test_the_reconstruction_has_not_moved(name, options, madds, params):
-    found = count(name, 224, **options)
-    assert found.madds / 1e6 == pytest.approx(madds, abs=0.006)
-    assert params is None or found.params / 1e6 == pytest.approx(params, abs=0.001)
+def test_reconstruction_costs_are_exact(name, options, madds, params):
+    cost = count(name, 224, **options)
+    assert cost.madds / 1e6 == pytest.approx(madds, abs=0.006)
+    assert params is None or cost.params / 1e6 == pytest.approx(params, abs=0.001)
 
 
-def test_the_letter_of_eq_3_and_4_costs_the_same():
-    """VTR-05: keys and queries a quarter as wide, no values, two matrices behind: 2.5 C_T² weights either way."""
+@pytest.mark.shows("VTR-05")
+def test_equations_3_and_4_as_printed_cost_the_same():
+    """Keys and queries a quarter as wide, no values, two feed-forward matrices: 2.5 C_T² weights, too."""
     ours, letter = count("vt_resnet18"), count("vt_resnet18", relation="equations")
     assert letter.madds == pytest.approx(ours.madds, rel=1e-4)
     assert letter.params == pytest.approx(ours.params, rel=2e-3)
 
 
-def test_the_table_of_models_has_these_figures():
+def test_reported_costs_match_the_tables():
     names = saccade.list_models("vt_resnet*")
     assert len(names) == 4
     assert all(REPORTED[name].paper.startswith("2006.03677") for name in names)
@@ -79,7 +105,7 @@ def test_the_table_of_models_has_these_figures():
 
 
 def stage_cost(size):
-    """Multiply-adds of VT-R18's two modules, split into what pixels cost and what tokens cost."""
+    """Multiply-adds of VT-R18's two modules, per part of a module."""
     with torch.device("meta"):
         model = saccade.create_model("vt_resnet18", project_last=True).eval()
     counter = FlopCounterMode(display=False)
@@ -90,8 +116,8 @@ def stage_cost(size):
     return {name: modules[name] for name in modules if name.startswith("blocks.") and name.count(".") == 2}
 
 
-def test_relating_tokens_costs_the_same_at_any_resolution_and_pixels_cost_linearly():
-    """VT-77, VT-69."""
+@pytest.mark.shows("VT-69", "VT-77")
+def test_relation_cost_is_constant_and_pixel_cost_is_linear():
     small, large, huge = stage_cost(224), stage_cost(448), stage_cost(896)
     assert {"blocks.0.tokenizer", "blocks.0.relation", "blocks.1.projector"} <= set(small)
     for name in small:
@@ -101,17 +127,18 @@ def test_relating_tokens_costs_the_same_at_any_resolution_and_pixels_cost_linear
             assert huge[name] - large[name] == 4 * (large[name] - small[name])  # linear in pixels, plus a constant
 
 
+@pytest.mark.shows("VT-68", "VTR-13")
 @pytest.mark.parametrize(
     ("size", "tokens", "madds"),
-    [  # VTR-13; the paper prints 8.5 and 2.0
+    [  # the paper prints 8.5 and 2.0
         ((800, 1216), (16, 16, 8, 8), 8.502),
         ((800, 1216), (8, 8, 8, 8), 7.750),
         ((473, 473), (16, 16, 8, 8), 2.168),
         ((473, 473), (8, 8, 8, 8), 1.941),
     ],
 )
-def test_a_layer_of_vt_fpn_is_made_of_the_same_bricks(size, tokens, madds):
-    """A tokenizer and a projector a level of ResNet-50, one transformer over all tokens."""
+def test_vt_fpn_layer_has_the_cost_of_its_modules(size, tokens, madds):
+    """A tokenizer and a projector per level of ResNet-50, one transformer over all tokens."""
     dims, strides = (256, 512, 1024, 2048), (4, 8, 16, 32)
     with torch.device("meta"):
         tokenizers = [
@@ -121,8 +148,8 @@ def test_a_layer_of_vt_fpn_is_made_of_the_same_bricks(size, tokens, madds):
         projectors = [TokenProjector(dim, 256, 1024).eval() for dim in dims]
         maps = [torch.empty(1, d, -(-size[0] // s), -(-size[1] // s)) for d, s in zip(dims, strides, strict=True)]
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            found = [tokenizer(features)[0] for tokenizer, features in zip(tokenizers, maps, strict=True)]
-            related = transformer(torch.cat(found, dim=1)).split(tokens, dim=1)
+            grouped = [tokenizer(features)[0] for tokenizer, features in zip(tokenizers, maps, strict=True)]
+            related = transformer(torch.cat(grouped, dim=1)).split(tokens, dim=1)
             for projector, features, own in zip(projectors, maps, related, strict=True):
                 assert projector(features, own).shape == (1, 256, *features.shape[2:])
     assert counter.get_total_flops() / 2e9 == pytest.approx(madds, abs=0.001)
@@ -130,7 +157,7 @@ def test_a_layer_of_vt_fpn_is_made_of_the_same_bricks(size, tokens, madds):
     assert params / 1e6 == pytest.approx(10.61, abs=0.005)
 
 
-def test_the_page_shows_the_figures_of_today():
+def test_tables_of_the_vt_page_are_current():
     page = vt_tables.PAGE.read_text()
     assert vt_tables.cost_table() in page, "run python -m tests.paper.vt_tables"
     assert vt_tables.ratio_table() in page, "run python -m tests.paper.vt_tables"

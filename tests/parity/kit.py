@@ -10,19 +10,19 @@ from torch import Tensor
 
 from tests.parity.fill import fill, image, noise
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 INPUTS = {"224": ((2, 3, 224, 224), 0), "160x256": ((1, 3, 160, 256), 1), "250x190": ((1, 3, 250, 190), 2)}
 FLOAT64 = 1e-9  # relative to the largest value of the entry; the kit calls this generous
 
 
 @cache
 def golden(variant: str) -> dict[str, Tensor]:
-    return load_file(HERE / variant / "golden64.safetensors")
+    return load_file(FOLDER / variant / "golden64.safetensors")
 
 
 @cache
 def keys(variant: str) -> list:
-    return json.loads((HERE / variant / "keys.json").read_text())
+    return json.loads((FOLDER / variant / "keys.json").read_text())
 
 
 def weights(variant: str) -> dict[str, Tensor]:
@@ -69,4 +69,4 @@ def gradient_norms(variant: str, entry: str = "grad") -> dict[str, float]:
     names = [name for name, _, _, kind in keys(variant) if kind == "param"]
     norms = golden(variant)[f"{entry}/params"]
     keep = norms > 1e-6 * norms[~norms.isnan()].max()
-    return {name: norm.item() for name, norm, kept in zip(names, norms, keep, strict=True) if kept}
+    return {name: norm.item() for name, norm, valid in zip(names, norms, keep, strict=True) if valid}

@@ -64,6 +64,7 @@ def by_hand(truth: dict, results_file, kind: str, tmp_path) -> np.ndarray:
     return evaluator.stats
 
 
+@pytest.mark.shows("PACA-60", "X-05")
 @pytest.mark.parametrize("name", ["scenes", "nuclei", "odd"])
 @pytest.mark.parametrize("spoil", [0.0, 0.5])
 def test_metrics_equal_pycocotools(name, spoil, tmp_path):

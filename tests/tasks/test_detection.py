@@ -21,6 +21,7 @@ SMALL = dict(
 SIZE, OTHER_SIZE = (64, 64), (48, 96)
 
 
+@pytest.mark.shows("X-03")
 def test_heads_are_three():
     assert DETECTION_HEADS == ("mask_rcnn", "cascade_mask_rcnn", "sparse")
 

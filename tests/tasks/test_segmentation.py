@@ -30,6 +30,7 @@ def make(backbone, head, classes=5, **kwargs):
     return saccade.create_segmenter(backbone, head, classes, head_kwargs=SMALL[head], **kwargs)
 
 
+@pytest.mark.shows("X-03")
 def test_every_head_and_family_is_paired():
     assert set(SMALL) == set(SEGMENTATION_HEADS)
     assert len(PAIRS) == 17
@@ -175,7 +176,7 @@ def test_auxiliary_loss_has_weight_0_4():
         torch.testing.assert_close(weighted["auxiliary"], 0.4 * unweighted["auxiliary"], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.shows("VT-73", "SF-75")
+@pytest.mark.shows("VT-73", "SF-75", "X-05")
 def test_scores_match_a_confusion_matrix_by_hand():
     """Class 2 is never labelled, class 3 neither labelled nor predicted."""
     truth = torch.tensor([[[0, 0, 0, 0], [1, 1, 255, 1]]])

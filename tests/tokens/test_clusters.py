@@ -29,7 +29,7 @@ def random_features(height, width, dim=6, batch=2, seed=0):
 
 
 @pytest.mark.parametrize("clustering", CLUSTERINGS)
-@pytest.mark.shows("PACA-05", "PACA-08", "PACA-15")
+@pytest.mark.shows("PACA-05", "PACA-08", "PACA-15", "PACA-73")
 @given(height=sizes, width=sizes, seed=st.integers(0, 99))
 @settings(max_examples=15, deadline=None)
 def test_every_cluster_is_a_distribution_over_the_pixels_at_any_size(clustering, height, width, seed):
@@ -97,6 +97,7 @@ def test_equal_scores_give_the_mean_of_the_image():
     assert (assignment == 1 / 20).all()
 
 
+@pytest.mark.shows("PACA-73")
 def test_clusters_of_four_colours_are_their_pixels():
     """Four colours, four clusters that each score one of them: an assignment is uniform over the colour's pixels."""
     colour = torch.randint(4, (8, 8), generator=torch.Generator().manual_seed(0))
@@ -148,6 +149,7 @@ def test_tokenizers_without_scores_or_assignment_raise():
         SharedTokenizer(6)(random_features(2, 2))
 
 
+@pytest.mark.shows("PACA-01")
 def test_trace_holds_the_output_of_the_call():
     tokenizer, features = ClusterTokenizer(6, ConvClustering(6, 5)).double(), random_features(3, 4)
     output = tokenizer(features)
@@ -200,11 +202,11 @@ class RecordShapes(TorchDispatchMode):
 def square_shapes(side: int, **switches) -> list[tuple[int, ...]]:
     """Shapes in which the number of pixels of a stage occurs twice."""
     model = saccade.create_model("paca_small", depths=(1, 1, 1, 1), **switches).eval()
-    with torch.no_grad(), RecordShapes() as recorded:
+    with torch.no_grad(), RecordShapes() as operations:
         model(torch.zeros(1, 3, side, side))
     pixels = [(side // stride) ** 2 for stride in (4, 8, 16, 32)]
-    assert (1, 96, side // 4, side // 4) in recorded.shapes
-    return [shape for shape in recorded.shapes if any(shape.count(number) > 1 for number in pixels)]
+    assert (1, 96, side // 4, side // 4) in operations.shapes
+    return [shape for shape in operations.shapes if any(shape.count(number) > 1 for number in pixels)]
 
 
 @pytest.mark.shows("PACA-68", "PACA-70")

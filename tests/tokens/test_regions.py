@@ -93,12 +93,12 @@ def test_point_placer_starts_on_a_grid_that_spans_the_region():
     torch.testing.assert_close(FixedPoints(36)(torch.zeros(1, 1, 8), region)[1][0, 0], points)
 
 
-@pytest.mark.shows("SF-06")
-def test_point_placer_scale_of_eq_3_halves_the_grid():
+@pytest.mark.shows("SF-06", "SF-08")
+def test_point_placer_scale_of_eq_3_gives_half_the_grid():
     tokens, regions, _ = scene()
-    whole, half = (randomised(PointPlacer(16, 9, scale=scale))(tokens, regions)[1] for scale in (1.0, 0.5))
+    full, half = (randomised(PointPlacer(16, 9, scale=scale))(tokens, regions)[1] for scale in (1.0, 0.5))
     centre = centre_and_size(regions)[0].unsqueeze(2)
-    torch.testing.assert_close(half - centre, (whole - centre) / 2)
+    torch.testing.assert_close(half - centre, (full - centre) / 2)
 
 
 @pytest.mark.shows("SF-17", "SF-47")
@@ -116,7 +116,7 @@ def test_adaptive_decoder_starts_as_static_mixing():
     torch.testing.assert_close(adaptive(tokens, features, points), static(tokens, features, points))
 
 
-@pytest.mark.shows("SF-44")
+@pytest.mark.shows("SF-18", "SF-44")
 def test_region_tokenizer_starts_without_moving_regions():
     parts = RegionAdjuster(16), PointPlacer(16, 9), AdaptiveDecoder(16, 6, 9)
     tokens, regions, features = scene()

@@ -24,7 +24,7 @@ def test_from_cells_inverts_to_cells(height, width, cell):
     assert torch.equal(from_cells(to_cells(features, cell), cell, height, width), features)
 
 
-@pytest.mark.shows("SVIT-05", "SVIT-06", "SVIT-10", "SVIT-11", "SVIT-12")
+@pytest.mark.shows("SVIT-05", "SVIT-06", "SVIT-07", "SVIT-10", "SVIT-11", "SVIT-12")
 @given(height=sizes, width=sizes, cell=st.integers(2, 5), iterations=st.integers(1, 3), seed=st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
 def test_attention_matches_unfold_and_fold_at_any_size(height, width, cell, iterations, seed):
@@ -42,7 +42,7 @@ def test_attention_matches_unfold_and_fold_at_any_size(height, width, cell, iter
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.shows("SVIT-03", "SVIT-04", "SVIT-08", "SVIT-09", "SVIT-15")
+@pytest.mark.shows("SVIT-01", "SVIT-03", "SVIT-04", "SVIT-08", "SVIT-09", "SVIT-15")
 @pytest.mark.parametrize("mask_border", [False, True])
 def test_sparse_association_matches_dense_masked_to_the_neighbourhood(mask_border):
     """Every pixel with every token, written out from SViT Eqs. 5, 6 and 11."""
