@@ -4,21 +4,22 @@ group     tokens.regions.RegionTokenizer      Sec. 3, the sampling of SparseForm
 relate    layers.attention.SelfAttention      Sec. 3, blocks of the source ViT
 put back  tokens.locate.locate                for `features_only` (arXiv 2304.03768 Appendix A.2)
 
-A SparseFormer whose cortex consists of the last two thirds of a pretrained ViT's blocks. Tokens are called latent tokens
-in the paper, and their regions RoIs. A small focusing unit runs several times with the same weights; every pass samples
-first and adjusts the regions last. A second unit samples once more at the width of the ViT, then a class token joins and
-the ViT's blocks and head follow. `bootstrap` builds one from any timm ViT.
+A SparseFormer whose cortex consists of the last two thirds of a pretrained ViT's blocks. Tokens are called latent
+tokens in the paper, and their regions RoIs. A small focusing unit runs several times with the same weights; every pass
+samples first and adjusts the regions last. A second unit samples once more at the width of the ViT, then a class token
+joins, and the ViT's blocks and head follow. `bootstrap` builds one from any timm ViT.
 
-What the paper's text does not specify is that of the authors' code, whose weights reproduce its outputs here. It differs
-from SparseFormer v1 in the order of a pass, border padding, LayerNorm eps 1e-5, mixing without biases, and position,
-stage embedding and class token, which v1 does not have.
+Where the paper is silent, the authors' code decides (its weights give its outputs here). It differs from SparseFormer
+v1 in the order of a pass, border padding, LayerNorm eps 1e-5, mixing without biases, and in position, stage embedding
+and class token, which v1 does not have.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
+import torch.fx
 from timm.layers import calculate_drop_path_rates, drop_path, trunc_normal_
 from timm.layers.activations import quick_gelu
 from timm.models import checkpoint, generate_default_cfgs, register_notrace_module
@@ -50,6 +51,8 @@ from saccade.tokens.regions import (
 )
 
 __all__ = ["SparseFormerV2", "bootstrap"]
+for function in ("check_images", "channels_last", "at_least_float32"):
+    torch.fx.wrap(function)  # timm's list of leaves holds only in the file of the first forward, v1's
 EPS = 1e-5  # of every LayerNorm
 HEAD_DIM = 64
 GENERATOR_DIM = 128
@@ -81,7 +84,6 @@ class EncoderBlock(nn.Module):
         return tokens + drop_path(self.mlp(self.norm2(tokens)), drop, self.training)
 
 
-@register_notrace_module
 class SamplingUnit(nn.Module):
     """Sample in the regions as they are, then add the position of the regions."""
 
@@ -113,7 +115,6 @@ class FocusingBlock(nn.Module):
         return tokens, self.adjuster(tokens, regions)
 
 
-@register_notrace_module
 class FocusingUnit(nn.Module):
     """A block run once per drop path rate with the same weights; every pass adds its own stage embedding first."""
 
@@ -143,7 +144,6 @@ class FocusingUnit(nn.Module):
         return tokens, regions
 
 
-@register_notrace_module
 class Cortex(nn.Module):
     """The blocks of the source ViT, each with its drop path rate."""
 
@@ -160,6 +160,10 @@ class Cortex(nn.Module):
             if passes is not None:
                 passes.append(tokens)
         return tokens
+
+
+for unit in (SamplingUnit, FocusingUnit, Cortex):  # leaves for torch.fx; as a decorator it would hide their types
+    register_notrace_module(unit)
 
 
 class ClassTokenHead(nn.Module):
@@ -255,7 +259,8 @@ class SparseFormerV2(SparseFormer):
         self.embeddings = nn.Parameter(torch.empty(1, focus_dim))  # one for all tokens
         self.regions = nn.Parameter(region_grid_with_rest(num_tokens - 1, extra_regions))
         self.class_token = nn.Parameter(torch.randn(1, cortex_dim))
-        rates = calculate_drop_path_rates(drop_path_rate, repeats + 1 + depth)  # per pass, not per block
+        # Per pass, not per block; timm nests the list only for a list of depths.
+        rates = cast(list[float], calculate_drop_path_rates(drop_path_rate, repeats + 1 + depth))
         block = FocusingBlock(
             SamplingUnit(focus_dim, channels, points, restrict_gradient),
             EncoderBlock(focus_dim, max(focus_dim // HEAD_DIM, 1), 4.0),
@@ -380,9 +385,9 @@ def bootstrap(
 ) -> SparseFormerV2:
     """A SparseFormer whose cortex, last norm and last linear layer are those of a timm ViT (Sec. 3).
 
-    Of N blocks, the first N/3 are dropped, block N/3 + k becomes cortex block k. Patch embedding, position embedding and
-    class token of the ViT are not used. All that `bootstrap_groups` calls "new" is randomly initialised: train it (and
-    the tuned blocks) to reproduce the ViT's final token, on images without labels.
+    Of N blocks, the first N/3 are dropped, block N/3 + k becomes cortex block k. Patch embedding, position embedding
+    and class token of the ViT are not used. All that `bootstrap_groups` calls "new" is randomly initialised: train it
+    (and the tuned blocks) to reproduce the ViT's final token, on images without labels.
 
     Args:
         vit: a name, created with timm, or a timm VisionTransformer.
@@ -394,15 +399,15 @@ def bootstrap(
             become different; the authors' code starts them all at the whole image.
     """
     source: Any = timm.create_model(vit, pretrained=pretrained) if isinstance(vit, str) else vit
-    blocks = list(getattr(source, "blocks", ()))
+    blocks: list[Any] = list(getattr(source, "blocks", ()))
     _check_vit(source, blocks)
     first = len(blocks) // 3
     dim, mlp, last = source.embed_dim, blocks[0].mlp, getattr(source, "head", None)
     config = dict(getattr(source, "pretrained_cfg", None) or {})
-    head = {"num_classes": 0}
+    head: dict[str, Any] = {"num_classes": 0}
     if isinstance(last, nn.Linear):
         head = {"num_classes": last.out_features, "head_bias": last.bias is not None}
-    sizes = {
+    sizes: dict[str, Any] = {
         "focus_dim": focus_dim or dim // 2,
         "cortex_dim": dim,
         "cortex_heads": blocks[0].attn.num_heads,
@@ -478,8 +483,8 @@ def _cfg(num_classes: int = 1000, **changes: Any) -> dict[str, Any]:
     return pretrained_cfg(**({"num_classes": num_classes} | common | changes))
 
 
-_AUGREG = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-_CLIP = {"mean": CLIP_MEAN, "std": CLIP_STD}
+_AUGREG: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+_CLIP: dict[str, Any] = {"mean": CLIP_MEAN, "std": CLIP_STD}
 default_cfgs = generate_default_cfgs(
     {
         "sparseformer_btsp_augreg_base.in1k": _cfg(**_AUGREG),
@@ -488,9 +493,9 @@ default_cfgs = generate_default_cfgs(
         "sparseformer_btsp_clip_large.openai": _cfg(768, **_CLIP),
     }
 )
-_BASE = dict(focus_dim=384, cortex_dim=768, depth=8)
-_LARGE = dict(focus_dim=512, cortex_dim=1024, depth=16)
-_CLIP_OPTIONS = dict(act="quick_gelu", head_bias=False)
+_BASE: dict[str, Any] = dict(focus_dim=384, cortex_dim=768, depth=8)
+_LARGE: dict[str, Any] = dict(focus_dim=512, cortex_dim=1024, depth=16)
+_CLIP_OPTIONS: dict[str, Any] = dict(act="quick_gelu", head_bias=False)
 
 
 @register

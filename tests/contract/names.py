@@ -25,6 +25,7 @@ IMAGE_MODELS = [
     "vt_resnet50",
     "vt_resnet101",
 ]
+V2_MODELS = [name for name in IMAGE_MODELS if "_btsp_" in name]
 VIDEO_NANOS = ["video_sparseformer_nano"]
 VIDEO_MODELS = [
     *VIDEO_NANOS,
