@@ -39,6 +39,7 @@ from saccade.models.sparseformer import (
     at_least_float32,
     init_weights,
 )
+from saccade.ops._weights import install_weight_cast
 from saccade.tokens.locate import LocationAttention
 from saccade.tokens.regions import (
     MlpAdjuster,
@@ -46,8 +47,8 @@ from saccade.tokens.regions import (
     ProductDecoder,
     RegionPosition,
     RegionTokenizer,
+    padded_region_grid,
     point_grid,
-    region_grid_with_rest,
 )
 
 __all__ = ["SparseFormerV2", "bootstrap"]
@@ -76,7 +77,7 @@ class EncoderBlock(nn.Module):
         self.norm1 = TokenNorm(dim, EPS)
         self.attn = SelfAttention(dim, num_heads)
         self.norm2 = TokenNorm(dim, EPS)
-        self.mlp = {"gelu": TokenMlp, "quick_gelu": QuickGeluMlp}[act](dim, int(dim * mlp_ratio))
+        self.mlp = {"gelu": TokenMlp, "quick_gelu": QuickGeluMlp}[act](dim, round(dim * mlp_ratio))
 
     def forward(self, tokens: Tensor, drop: float) -> Tensor:
         """tokens (B, M, D), drop path rate -> tokens (B, M, D)."""
@@ -257,7 +258,7 @@ class SparseFormerV2(SparseFormer):
         self.stem_dim = channels
         self.stem = EarlyConv(in_chans, channels, PixelNorm())
         self.embeddings = nn.Parameter(torch.empty(1, focus_dim))  # one for all tokens
-        self.regions = nn.Parameter(region_grid_with_rest(num_tokens - 1, extra_regions))
+        self.regions = nn.Parameter(padded_region_grid(num_tokens - 1, extra_regions))
         self.class_token = nn.Parameter(torch.randn(1, cortex_dim))
         # Per pass, not per block; timm nests the list only for a list of depths.
         rates = cast(list[float], calculate_drop_path_rates(drop_path_rate, repeats + 1 + depth))
@@ -395,46 +396,56 @@ def bootstrap(
         focus_dim: width of the focusing unit; None for half the width of the ViT.
         pretrained: whether the weights of a `vit` given by name are downloaded.
         freeze: whether parameters of the frozen group stop requiring gradients.
-        options: of `SparseFormerV2`. Tokens that exceed a square number start at "random" regions, so that they can
-            become different; the authors' code starts them all at the whole image.
+        options: others of `SparseFormerV2`. Tokens that exceed a square number start at "random" regions, so that
+            they can become different; the authors' code starts them all at the whole image.
     """
     source: Any = timm.create_model(vit, pretrained=pretrained) if isinstance(vit, str) else vit
     blocks: list[Any] = list(getattr(source, "blocks", ()))
     _check_vit(source, blocks)
-    first = len(blocks) // 3
-    dim, mlp, last = source.embed_dim, blocks[0].mlp, getattr(source, "head", None)
-    config = dict(getattr(source, "pretrained_cfg", None) or {})
-    head: dict[str, Any] = {"num_classes": 0}
-    if isinstance(last, nn.Linear):
-        head = {"num_classes": last.out_features, "head_bias": last.bias is not None}
-    sizes: dict[str, Any] = {
-        "focus_dim": focus_dim or dim // 2,
-        "cortex_dim": dim,
-        "cortex_heads": blocks[0].attn.num_heads,
-        "depth": len(blocks) - first,
-        "mlp_ratio": mlp.fc1.out_features / dim,
-        "act": _activation(mlp.act),
-        "global_pool": "avg" if getattr(source, "global_pool", "token") == "avg" else "token",
-        "extra_regions": "random",
-    }
-    model = SparseFormerV2(num_tokens=num_tokens, **(sizes | head | options))
-    weights: dict[str, Tensor] = {}
-    for k, block in enumerate(blocks[first:]):
-        weights |= {f"cortex.blocks.{k}.{name}": value for name, value in _block_weights(block).items()}
-    norm = source.norm if isinstance(source.norm, nn.LayerNorm) else source.fc_norm
-    weights |= {f"head.norm.{name}": value for name, value in norm.state_dict().items()}
-    if isinstance(last, nn.Linear) and model.num_classes == last.out_features:
-        weights |= {f"head.fc.{name}": value for name, value in last.state_dict().items()}
-    model.load_state_dict(model.state_dict() | weights)
+    inherited = _inherited_options(source, blocks)
+    if clash := sorted(inherited.keys() & options.keys()):
+        raise ValueError(f"{', '.join(clash)} come from the ViT. Leave them out; reset_classifier changes the head.")
+    own: dict[str, Any] = {"focus_dim": focus_dim or source.embed_dim // 2, "extra_regions": "random"}
+    model = SparseFormerV2(num_tokens=num_tokens, **(inherited | own | options))
+    model.load_state_dict(model.state_dict() | _inherited_weights(source, blocks))
+    install_weight_cast(model)
     if freeze:
         frozen = set(model.bootstrap_groups()["frozen"])
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
+    config = dict(getattr(source, "pretrained_cfg", None) or {})
     changes = {key: config[key] for key in ("mean", "std", "crop_pct", "interpolation") if key in config}
     architecture = f"sparseformer_btsp_{config.get('architecture', 'vit')}"
     cfg = pretrained_cfg(first_conv="stem.conv", num_classes=model.num_classes, architecture=architecture, **changes)
     model.pretrained_cfg = model.default_cfg = cfg  # type: ignore[assignment] # nn.Module declares Tensor | Module
     return model
+
+
+def _inherited_options(source: Any, blocks: list[Any]) -> dict[str, Any]:
+    """Options of `SparseFormerV2` that follow from the ViT."""
+    last, mlp = getattr(source, "head", None), blocks[0].mlp
+    has_classes = isinstance(last, nn.Linear)
+    return {
+        "cortex_dim": source.embed_dim,
+        "cortex_heads": blocks[0].attn.num_heads,
+        "depth": len(blocks) - len(blocks) // 3,
+        "mlp_ratio": mlp.fc1.out_features / source.embed_dim,
+        "act": _activation(mlp.act),
+        "global_pool": "avg" if getattr(source, "global_pool", "token") == "avg" else "token",
+        "num_classes": last.out_features if has_classes else 0,
+        "head_bias": has_classes and last.bias is not None,
+    }
+
+
+def _inherited_weights(source: Any, blocks: list[Any]) -> dict[str, Tensor]:
+    """Blocks N/3 to N of the ViT, its last norm and its last linear layer, under our names."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for k, block in enumerate(blocks[len(blocks) // 3 :]):
+        parts[f"cortex.blocks.{k}"] = _block_weights(block)
+    parts["head.norm"] = (source.norm if isinstance(source.norm, nn.LayerNorm) else source.fc_norm).state_dict()
+    if isinstance(source.head, nn.Linear):
+        parts["head.fc"] = source.head.state_dict()
+    return {f"{part}.{name}": value for part, weights in parts.items() for name, value in weights.items()}
 
 
 _LAYERS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")  # of a ViT block, and of EncoderBlock

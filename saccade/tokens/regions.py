@@ -344,7 +344,7 @@ def region_grid(num_tokens: int, init: str = "half") -> Tensor:
     return from_centre(centre, torch.full_like(centre, width))
 
 
-def region_grid_with_rest(num_tokens: int, rest: str = "whole") -> Tensor:
+def padded_region_grid(num_tokens: int, extra: str = "whole") -> Tensor:
     """Initial regions (M, 4) of SparseFormer v2: the largest square grid of sides 0.5, x slowest, then other tokens.
 
     Those have the "whole" image, as in the authors' code, or sides 0.5 around "random" centres.
@@ -352,10 +352,10 @@ def region_grid_with_rest(num_tokens: int, rest: str = "whole") -> Tensor:
     side = math.isqrt(num_tokens)
     line = torch.arange(side) / max(side - 1, 1) / 2
     low = torch.cartesian_prod(line, line).view(-1, 2)
-    others = num_tokens - side * side
-    if rest == "whole":
-        return torch.cat([torch.cat([low, low + 0.5], 1), torch.tensor([[0.0, 0.0, 1.0, 1.0]]).repeat(others, 1)])
-    low = torch.cat([low, torch.rand(others, 2) / 2])
+    num_extra = num_tokens - side * side
+    if extra == "whole":
+        return torch.cat([torch.cat([low, low + 0.5], 1), torch.tensor([[0.0, 0.0, 1.0, 1.0]]).repeat(num_extra, 1)])
+    low = torch.cat([low, torch.rand(num_extra, 2) / 2])
     return torch.cat([low, low + 0.5], 1)
 
 

@@ -13,7 +13,7 @@ import saccade
 from saccade.models.checkpoint import CheckpointError, identify
 from saccade.models.sparseformer_v2 import SparseFormerV2, bootstrap
 from saccade.ops.roi_sampling import sample
-from saccade.tokens.regions import RegionPosition, clamp_to_border, region_grid_with_rest
+from saccade.tokens.regions import RegionPosition, clamp_to_border, padded_region_grid
 from saccade.tokens.trace import RegionTrace
 from tests.parity import kit
 
@@ -267,17 +267,17 @@ def test_position_follows_its_formula_and_stops_gradients():
 
 
 def test_initial_regions_are_a_grid_and_the_whole_image():
-    regions = region_grid_with_rest(48)
+    regions = padded_region_grid(48)
     assert regions.shape == (48, 4)
     torch.testing.assert_close(regions[1], torch.tensor([0.0, 0.1, 0.5, 0.6]))  # x slowest
     torch.testing.assert_close(regions[35], torch.tensor([0.5, 0.5, 1.0, 1.0]))
     assert torch.equal(regions[36:], torch.tensor([[0.0, 0.0, 1.0, 1.0]]).repeat(12, 1))
-    distinct = region_grid_with_rest(48, "random")
+    distinct = padded_region_grid(48, "random")
     assert torch.equal(distinct[:36], regions[:36])
     assert len(distinct.unique(dim=0)) == 48
     assert distinct.min() >= 0
     assert distinct.max() <= 1
-    assert torch.equal(region_grid_with_rest(1), torch.tensor([[0.0, 0.0, 0.5, 0.5]]))
+    assert torch.equal(padded_region_grid(1), torch.tensor([[0.0, 0.0, 0.5, 0.5]]))
 
 
 def test_randomly_initialised_model_moves_nothing():
@@ -453,10 +453,12 @@ def test_groups_of_named_variants_are_those_of_the_paper(name, blocks):
 def test_bootstrap_of_the_sources_has_the_named_architecture(source):
     name = CLIP if "clip" in source else AUGREG
     with torch.device("meta"):
-        named = saccade.create_model(name, num_classes=1000)
-        ours = bootstrap(source, pretrained=False, num_classes=1000, head_bias=name == AUGREG)
-    shapes = {key: value.shape for key, value in named.state_dict().items()}
-    assert {key: value.shape for key, value in ours.state_dict().items()} == shapes
+        named = saccade.create_model(name)
+        ours = bootstrap(source, pretrained=False)
+    shapes = {key: value.shape for key, value in ours.state_dict().items()}
+    if name == CLIP:
+        del shapes["head.fc.bias"]  # timm gives CLIP's projection a bias of zeros
+    assert {key: value.shape for key, value in named.state_dict().items()} == shapes
     assert [type(block.mlp) for block in ours.cortex.blocks] == [type(block.mlp) for block in named.cortex.blocks]
     assert ours.cortex.blocks[0].attn.num_heads == named.cortex.blocks[0].attn.num_heads
 
@@ -494,6 +496,19 @@ def test_bootstrap_without_classifier_has_none():
 def test_bootstrap_of_unsupported_models_is_an_error(make, message):
     with pytest.raises(ValueError, match=message):
         bootstrap(make())
+
+
+def test_bootstrap_rejects_options_of_the_vit():
+    with pytest.raises(ValueError, match="depth, num_classes come from the ViT"):
+        bootstrap(vit(), num_classes=3, depth=2)
+
+
+def test_bootstrapped_model_round_trips_through_a_checkpoint(tmp_path):
+    model = bootstrap(vit(), num_tokens=5)
+    saccade.save_checkpoint(model, tmp_path / "model.safetensors")
+    other = bootstrap(vit(), num_tokens=5)
+    assert saccade.load_checkpoint(other, tmp_path / "model.safetensors").new == {}
+    assert all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
 
 
 def test_bootstrap_is_public():

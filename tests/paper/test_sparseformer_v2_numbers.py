@@ -1,6 +1,6 @@
 """Parameters and multiply-adds of SparseFormer v2, exactly those of the authors' code.
 
-The paper's own figures of cost are not at hand: the code's models were counted with torch's counter, with all products.
+The costs printed in the paper are not at hand: those of the code were counted by torch's counter, with all products.
 """
 
 import pytest

@@ -1,7 +1,8 @@
 """SparseFormer v2 state dicts (bootstrapped from AugReg or CLIP, base or large): names only, the layouts agree.
 
 Files spell the head `norm` and `proj`, or `head.norm` and `head.classifier`. Unknown keys are named in a warning and
-kept, so that strict loading fails; so it does without the stage embedding, which the authors' own key conversion drops.
+not dropped, so that strict loading fails. It also fails without the stage embedding, which the authors' own conversion
+of old files drops.
 """
 
 import logging
@@ -64,7 +65,7 @@ def _rename(key: str) -> str | None:
     layer = _LAYER.match(key)
     if layer is None:
         return None
-    index, rest = int(layer[1]), key[layer.end() :]
+    index, name = int(layer[1]), key[layer.end() :]
     if index == _FOCUSING:
         parts = (("focus.blocks.0.sampling.", _SAMPLING), ("focus.blocks.0.encoder.", _ENCODER))
         parts = (*parts, ("focus.blocks.0.", _ADJUSTER))
@@ -74,6 +75,6 @@ def _rename(key: str) -> str | None:
         parts = ((f"cortex.blocks.{index - _RESAMPLING - 1}.", _ENCODER),)
     for prefix, layers in parts:
         for theirs, ours in layers.items():
-            if rest.startswith(theirs):
-                return prefix + ours + rest[len(theirs) :]
+            if name.startswith(theirs):
+                return prefix + ours + name[len(theirs) :]
     return None
