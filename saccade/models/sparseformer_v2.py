@@ -1,17 +1,17 @@
 """SparseFormer v2: bootstrapping SparseFormers from vision foundation models (arXiv 2312.01987).
 
-group     tokens.regions.RegionTokenizer      Sec. 3, the sampling of SparseFormer (arXiv 2304.03768 Eqs. 2-6)
-relate    layers.attention.SelfAttention      Sec. 3, blocks of the source ViT
-put back  tokens.locate.locate                for `features_only` (arXiv 2304.03768 Appendix A.2)
+group     tokens.regions.RegionTokenizer      arXiv 2304.03768 Eqs. 2-6, the sampling of SparseFormer
+relate    layers.attention.SelfAttention      Fig. 2: the blocks of the source ViT
+put back  tokens.locate.locate                arXiv 2304.03768 Appendix A.2, for `features_only`
 
 A SparseFormer whose cortex consists of the last two thirds of a pretrained ViT's blocks. Tokens are called latent
 tokens in the paper, and their regions RoIs. A small focusing unit runs several times with the same weights; every pass
 samples first and adjusts the regions last. A second unit samples once more at the width of the ViT, then a class token
 joins, and the ViT's blocks and head follow. `bootstrap` builds one from any timm ViT.
 
-Where the paper is silent, the authors' code decides (its weights give its outputs here). It differs from SparseFormer
-v1 in the order of a pass, border padding, LayerNorm eps 1e-5, mixing without biases, and in position, stage embedding
-and class token, which v1 does not have.
+Which blocks are inherited, tuned and frozen is in the abstract and in Fig. 2; all else follows the authors' code (same
+weights, same outputs). It differs from SparseFormer v1 in the order of a pass, border padding, LayerNorm eps 1e-5,
+mixing without biases, and in position, stage embedding and class token, which v1 does not have.
 """
 
 from collections.abc import Sequence
@@ -384,7 +384,7 @@ def bootstrap(
     freeze: bool = True,
     **options: Any,
 ) -> SparseFormerV2:
-    """A SparseFormer whose cortex, last norm and last linear layer are those of a timm ViT (Sec. 3).
+    """A SparseFormer whose cortex, last norm and last linear layer are those of a timm ViT (Fig. 2).
 
     Of N blocks, the first N/3 are dropped, block N/3 + k becomes cortex block k. Patch embedding, position embedding
     and class token of the ViT are not used. All that `bootstrap_groups` calls "new" is randomly initialised: train it
