@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from saccade.inference.optimize import optimize
     from saccade.models.checkpoint import LoadReport, convert_official, load_checkpoint, save_checkpoint
     from saccade.models.registry import create_model, list_models
+    from saccade.models.sparseformer_v2 import bootstrap
     from saccade.tasks.detection import create_detector
     from saccade.tasks.segmentation import create_segmenter
 
 __all__ = [
     "LoadReport",
+    "bootstrap",
     "convert_official",
     "create_detector",
     "create_model",
@@ -34,6 +36,7 @@ __all__ = [
 
 _MODULES = {
     "LoadReport": "saccade.models.checkpoint",
+    "bootstrap": "saccade.models.sparseformer_v2",
     "convert_official": "saccade.models.checkpoint",
     "create_detector": "saccade.tasks.detection",
     "create_model": "saccade.models.registry",

@@ -105,7 +105,7 @@ def test_importing_saccade_loads_no_optional_package():
     assert loaded_by("import saccade") <= loaded_by("import timm")
 
 
-FAMILIES = {"paca.py", "sparseformer.py", "svit.py", "video_sparseformer.py", "vt.py"}
+FAMILIES = {"paca.py", "sparseformer.py", "sparseformer_v2.py", "svit.py", "video_sparseformer.py", "vt.py"}
 
 
 def test_family_headers_name_existing_code():

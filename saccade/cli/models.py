@@ -9,7 +9,8 @@ EXAMPLE = "saccade models 'svit*' --size 384"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pattern", nargs="?", default="", help="shell wildcard, such as 'svit*'")
     parser.add_argument("--size", type=int, help="image size in pixels (default: the paper's)")
-    parser.add_argument("--family", help="only this family: svit, paca, sparseformer, video_sparseformer or vt")
+    families = "svit, paca, sparseformer, sparseformer_v2, video_sparseformer or vt"
+    parser.add_argument("--family", help=f"only this family: {families}")
     parser.add_argument("--max-params", type=float, metavar="M", help="only models of at most M million parameters")
 
 

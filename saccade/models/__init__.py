@@ -2,6 +2,7 @@
 
 from saccade.models import paca as paca
 from saccade.models import sparseformer as sparseformer
+from saccade.models import sparseformer_v2 as sparseformer_v2
 from saccade.models import svit as svit
 from saccade.models import video_sparseformer as video_sparseformer
 from saccade.models import vt as vt

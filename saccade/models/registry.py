@@ -32,6 +32,7 @@ OFFICIAL_FILES = {
     "svit": "the SViT authors' GitHub repository (hhb072/STViT)",
     "paca": "the PaCa-ViT authors' GitHub repository (iVMCL/PaCaViT)",
     "sparseformer": "the SparseFormer authors' GitHub repository (showlab/sparseformer)",
+    "sparseformer_v2": "the SparseFormer authors' GitHub repository (showlab/sparseformer, release v2.0.0-refactor)",
     "video_sparseformer": "the SparseFormer authors' GitHub repository (showlab/sparseformer; image weights inflate)",
 }
 

@@ -28,6 +28,7 @@ from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
 from saccade.models.registry import build, choose, pretrained_cfg, register
 from saccade.ops._dispatch import plain_layer
+from saccade.ops.layer_norm import plain_norm
 from saccade.ops.pooling import conv_pool_relu
 from saccade.tokens.locate import LocationAttention, locate
 from saccade.tokens.regions import (
@@ -68,11 +69,8 @@ class PixelNorm(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, C, H, W); on channels-last memory the permutes are views."""
-        channels = features.shape[1]
-        eps, scale = self.pixel_norm_constants(channels)
-        pixels = F.layer_norm(features.permute(0, 2, 3, 1), (channels,), eps=eps)
-        pixels = pixels.to(features.dtype) * scale  # autocast returns float32
-        return pixels.permute(0, 3, 1, 2)
+        eps, scale = self.pixel_norm_constants(features.shape[1])
+        return (plain_norm(features.permute(0, 2, 3, 1), eps) * scale).permute(0, 3, 1, 2)
 
 
 class EarlyConv(nn.Module):

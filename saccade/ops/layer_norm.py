@@ -38,6 +38,14 @@ def layer_norm_reference(tokens: Tensor, weight: Tensor, bias: Tensor, eps: floa
     return F.layer_norm(tokens, weight.shape, weight, bias, eps)
 
 
+def plain_norm(tokens: Tensor, eps: float) -> Tensor:
+    """LayerNorm over the last axis of tokens (..., D) without affine parameters, in their dtype."""
+    if tokens.dtype in dispatch.HALF_DTYPES:
+        with torch.autocast(tokens.device.type, enabled=False):  # which would return float32
+            return F.layer_norm(tokens, tokens.shape[-1:], eps=eps)
+    return F.layer_norm(tokens, tokens.shape[-1:], eps=eps)
+
+
 def channel_norm_reference(features: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """LayerNorm over the channels of features (B, C, H, W)."""
     return layer_norm(features.permute(0, 2, 3, 1), weight, bias, eps).permute(0, 3, 1, 2)

@@ -5,6 +5,9 @@ features there (Sec. 3.1), mix the samples by matrices that the token generates 
 token. It works on images (2 axes, regions x0 y0 x1 y1) and videos (3 axes, x0 y0 t0 x1 y1 t1). Eqs. 3, 5 and 6
 are computed in `ops.roi_sampling`, Eqs. 7-8 in `layers.boxes`.
 
+SparseFormer v2 (arXiv 2312.01987) has its own decoder, adjuster and border padding, and encodes the region of a token
+as a position: `ProductDecoder`, `MlpAdjuster`, `RegionPosition`.
+
 Regions and points are float32 at least, whatever the dtype of the tokens: in bfloat16 positions near the far side of an
 image are 1/256 apart. Tokens and features keep the dtype of the model or of autocast.
 """
@@ -13,13 +16,14 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.layers import drop_path
 from torch import Tensor, nn
 
-from saccade.layers.boxes import from_centre
+from saccade.layers.boxes import adjust, from_centre
 from saccade.layers.linear import Linear
 from saccade.layers.norm import TokenNorm
-from saccade.ops.linear import linear_fixed_layout
+from saccade.ops.linear import linear_fixed_layout, linear_gelu
 from saccade.ops.roi_sampling import clamp_gradient, place_points, sample, sample_and_mix, spread_points
 from saccade.tokens.trace import RegionTrace, TubeTrace
 
@@ -85,17 +89,20 @@ class PointPlacer(nn.Module):
     """Place points in every region: a learned grid plus offsets from the token (SparseFormer Eqs. 2-3).
 
     The offsets of a token are centred and divided by three standard deviations, so most points stay inside. `scale=0.5`
-    follows Eq. 3 literally, which shrinks the grid to half the region; the authors' weights expect 1.
+    follows Eq. 3 literally, which shrinks the grid to half the region; the authors' weights expect 1. `eps` is added to
+    the standard deviation, `norm_eps` belongs to the LayerNorm of the tokens.
     """
 
     precise = ("grid",)
 
-    def __init__(self, dim: int, points: int, axes: int = 2, scale: float = 1.0, eps: float = 1e-5):
+    def __init__(
+        self, dim: int, points: int, axes: int = 2, scale: float = 1.0, eps: float = 1e-5, norm_eps: float = 1e-6
+    ):
         super().__init__()
         self.axes = axes
         self.scale = scale
         self.eps = eps
-        self.norm = TokenNorm(dim)
+        self.norm = TokenNorm(dim, norm_eps)
         self.to_offset = Linear(dim, points * axes, bias=False)
         self.grid = nn.Parameter(torch.empty(points * axes))
         self.init_weights()
@@ -165,6 +172,98 @@ class AdaptiveDecoder(nn.Module):
         return self.proj(mixed.flatten(2))
 
 
+class ProductDecoder(nn.Module):
+    """Decode samples by two generated matrices: GELU(point matrix @ (samples @ channel matrix)) (SparseFormer v2).
+
+    Unlike `AdaptiveDecoder` it has no biases and no activation between the products, mixes P points into `mixed_points`
+    others, generates the matrices through a layer of `hidden_dim`, and samples with border padding.
+    """
+
+    def __init__(self, dim: int, channels: int, points: int, mixed_points: int, hidden_dim: int, eps: float = 1e-5):
+        super().__init__()
+        self.channels = channels
+        self.points = points
+        self.mixed_points = mixed_points
+        self.norm = TokenNorm(dim, eps)
+        self.to_hidden = Linear(dim, hidden_dim)
+        self.to_weights = Linear(hidden_dim, channels * channels + mixed_points * points)
+        self.proj = Linear(mixed_points * channels, dim)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Start as a static mixing: the matrices come from the bias alone, Xavier uniform."""
+        _init_small(self.norm)
+        nn.init.zeros_(self.to_weights.weight)
+        with torch.no_grad():
+            channel, point = self._matrices(self.to_weights.bias)
+            nn.init.xavier_uniform_(channel)
+            nn.init.xavier_uniform_(point)
+
+    def _matrices(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """weights (..., C C + Q P) -> channel matrix (..., C, C), (in, out); point matrix (..., Q, P), (out, in)."""
+        channel, point = weights.split((self.channels**2, self.mixed_points * self.points), dim=-1)
+        return (
+            channel.unflatten(-1, (self.channels, self.channels)),
+            point.unflatten(-1, (self.mixed_points, self.points)),
+        )
+
+    def forward(self, tokens: Tensor, features: Tensor, points: Tensor) -> Tensor:
+        """tokens (B, M, D), features (B, C, H, W), points (B, M, P, 2) -> updates of the tokens (B, M, D)."""
+        weights = linear_fixed_layout(self.to_hidden(self.norm(tokens)), self.to_weights)
+        channel_matrix, point_matrix = self._matrices(weights.flatten(0, 1))
+        samples = sample(features, clamp_to_border(points, features)).flatten(0, 1)  # (B M, P, C)
+        mixed = F.gelu(torch.bmm(point_matrix, torch.bmm(samples, channel_matrix)))  # (B M, Q, C)
+        return self.proj(mixed.flatten(1).unflatten(0, tokens.shape[:2]))
+
+
+class MlpAdjuster(nn.Module):
+    """Shift and grow regions by an MLP of the token (SparseFormer v2); not at all at initialisation."""
+
+    def __init__(self, dim: int, eps: float = 1e-5):
+        super().__init__()
+        self.norm = TokenNorm(dim, eps)
+        self.fc = Linear(dim, dim)
+        self.to_delta = Linear(dim, 4, bias=False)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        _init_small(self.norm)
+        nn.init.zeros_(self.to_delta.weight)
+
+    def forward(self, tokens: Tensor, regions: Tensor) -> Tensor:
+        """tokens (B, M, D), regions (B, M, 4) -> adjusted regions (B, M, 4), with low corners first."""
+        deltas = self.to_delta(linear_gelu(self.norm(tokens), self.fc))
+        low, high = regions.chunk(2, dim=-1)
+        ordered = torch.cat([torch.minimum(low, high), torch.maximum(low, high)], dim=-1)
+        return adjust(ordered, deltas.to(regions.dtype))
+
+
+class RegionPosition(nn.Module):
+    """Encode the four numbers of a region by sines and cosines, then norm and linear map (SparseFormer v2).
+
+    The encoding passes no gradient to the region.
+    """
+
+    def __init__(self, dim: int, max_frequency: float = 128.0, eps: float = 1e-5):
+        super().__init__()
+        if dim % 8:
+            raise ValueError(f"dim ({dim}) must be divisible by 8: a sine and a cosine for each of 4 numbers.")
+        self.frequencies = dim // 4
+        self.max_frequency = max_frequency
+        self.norm = TokenNorm(dim, eps)
+        self.proj = Linear(dim, dim)
+
+    def encode(self, regions: Tensor) -> Tensor:
+        """regions (B, M, 4) -> (B, M, D): for x0, y0, x1, y1 in turn, sines of even and cosines of odd frequencies."""
+        exponent = torch.arange(self.frequencies, device=regions.device, dtype=regions.dtype) / (self.frequencies - 1)
+        angle = math.pi * regions.detach().unsqueeze(-1) * self.max_frequency**exponent  # (B, M, 4, D/4)
+        return torch.cat([angle[..., 0::2].sin(), angle[..., 1::2].cos()], dim=-1).flatten(2)
+
+    def forward(self, tokens: Tensor, regions: Tensor) -> Tensor:
+        """tokens (B, M, D), regions (B, M, 4) -> tokens with their positions (B, M, D)."""
+        return tokens + self.proj(self.norm(self.encode(regions).to(tokens.dtype)))
+
+
 class StaticDecoder(nn.Module):
     """The same mixing with one pair of matrices for all tokens: SparseFormer Table 3e, "static, mix"."""
 
@@ -219,6 +318,16 @@ def point_grid(points: int, axes: int = 2) -> Tensor:
     return line[places[:, :axes]]
 
 
+def clamp_to_border(points: Tensor, features: Tensor) -> Tensor:
+    """points (B, M, P, 2) moved between the centres of the outermost pixels of features (B, C, H, W).
+
+    `sample` of these is `grid_sample(..., padding_mode="border")`, also in its gradients.
+    """
+    x, y = points.unbind(-1)
+    column, row = 0.5 / features.shape[3], 0.5 / features.shape[2]
+    return torch.stack([x.clamp(column, 1 - column), y.clamp(row, 1 - row)], dim=-1)
+
+
 def region_grid(num_tokens: int, init: str = "half") -> Tensor:
     """Initial regions (M, 4) on a square grid inside the image, x slowest (SparseFormer Table 9).
 
@@ -234,6 +343,21 @@ def region_grid(num_tokens: int, init: str = "half") -> Tensor:
         line = line if side > 1 else torch.tensor([0.5])
         centre = torch.cartesian_prod(line, line)
     return from_centre(centre, torch.full_like(centre, width))
+
+
+def padded_region_grid(num_tokens: int, extra: str = "whole") -> Tensor:
+    """Initial regions (M, 4) of SparseFormer v2: the largest square grid of sides 0.5, x slowest, then other tokens.
+
+    Those have the "whole" image, as in the authors' code, or sides 0.5 around "random" centres.
+    """
+    side = math.isqrt(num_tokens)
+    line = torch.arange(side) / max(side - 1, 1) / 2
+    low = torch.cartesian_prod(line, line).view(-1, 2)
+    num_extra = num_tokens - side * side
+    if extra == "whole":
+        return torch.cat([torch.cat([low, low + 0.5], 1), torch.tensor([[0.0, 0.0, 1.0, 1.0]]).repeat(num_extra, 1)])
+    low = torch.cat([low, torch.rand(num_extra, 2) / 2])
+    return torch.cat([low, low + 0.5], 1)
 
 
 def region_tubes(regions: Tensor, segments: int) -> Tensor:

@@ -13,6 +13,10 @@ IMAGE_MODELS = [
     "sparseformer_tiny",
     "sparseformer_small",
     "sparseformer_base",
+    "sparseformer_btsp_augreg_base",
+    "sparseformer_btsp_augreg_large",
+    "sparseformer_btsp_clip_base",
+    "sparseformer_btsp_clip_large",
     "svit_small",
     "svit_base",
     "svit_large",
@@ -21,6 +25,7 @@ IMAGE_MODELS = [
     "vt_resnet50",
     "vt_resnet101",
 ]
+V2_MODELS = [name for name in IMAGE_MODELS if "_btsp_" in name]
 VIDEO_NANOS = ["video_sparseformer_nano"]
 VIDEO_MODELS = [
     *VIDEO_NANOS,

@@ -12,12 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import saccade
-from tests.contract.names import IMAGE_MODELS, NANOS, VIDEO_MODELS, VIDEO_NANOS
+from tests.contract.names import IMAGE_MODELS, NANOS, V2_MODELS, VIDEO_MODELS, VIDEO_NANOS
 
 SMALL = NANOS + VIDEO_NANOS
+REPRESENTATIVES = [*SMALL, "sparseformer_btsp_clip_base"]  # SparseFormer v2 has no nano
 LONG = [pytest.param(name, marks=pytest.mark.slow) for name in ("video_sparseformer_small", "video_sparseformer_base")]
 VIDEO = [*VIDEO_NANOS, "video_sparseformer_tiny", *LONG]  # small and base differ from tiny only in sizes
-ALL = IMAGE_MODELS + VIDEO
+HEAVY = ("sparseformer_btsp_augreg_large", "sparseformer_btsp_clip_large")  # differ from base only in sizes
+IMAGE = [pytest.param(name, marks=pytest.mark.slow) if name in HEAVY else name for name in IMAGE_MODELS]
+ALL = IMAGE + VIDEO
 
 
 def pixels(name: str, batch: int = 2, height: int = 64, width: int = 64, seed: int = 0) -> Tensor:
@@ -26,9 +29,10 @@ def pixels(name: str, batch: int = 2, height: int = 64, width: int = 64, seed: i
 
 
 def create(name: str, **kwargs) -> nn.Module:
-    """A randomly initialised model; video models with fewer of the same blocks and tokens."""
+    """A randomly initialised model; the largest with fewer of the same blocks, video models also with fewer tokens."""
     torch.manual_seed(0)
     fewer = {"inflation": 2, "repeats": 2, "depth": 2} if name in VIDEO_MODELS else {}
+    fewer |= {"repeats": 2, "depth": 2} if name in V2_MODELS else {}
     return timm.create_model(name, **({"num_classes": 7} | fewer | kwargs))
 
 
@@ -47,7 +51,7 @@ def test_registry_has_exactly_the_models_of_the_design():
 SOFTMAX_INVARIANT = ("to_score.bias", "to_key.norm.bn.bias")
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_every_parameter_has_a_gradient_that_is_not_zero(name):
     """In float64, with zero-initialised layers randomised and batch norms in evaluation mode."""
     model = create(name).double().eval()
@@ -73,7 +77,7 @@ def test_forward_and_backward_are_finite(name):
 
 
 @pytest.mark.shows("SVIT-32", "SVIT-33", "X-03")
-@pytest.mark.parametrize("name", IMAGE_MODELS)
+@pytest.mark.parametrize("name", IMAGE)
 def test_features_only_has_stated_channels_and_strides_at_any_size(name):
     model = create(name, features_only=True).eval()
     channels, strides = model.feature_info.channels(), model.feature_info.reduction()
@@ -123,7 +127,7 @@ def test_gradient_checkpointing_equals_plain(name):
         assert (a - b).abs().max() <= 1e-4 * a.abs().max() + 1e-7, parameter_name
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_forward_intermediates_agrees_with_forward_features(name):
     model, images = create(name).eval(), pixels(name)
     with torch.no_grad():
@@ -163,7 +167,7 @@ def test_bfloat16_is_finite_and_close(name):
         assert model.bfloat16()(images.bfloat16()).isfinite().all()
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_compiled_equals_eager(name):
     model, images = create(name).eval(), pixels(name)
     compiled = torch.compile(model, fullgraph=True)
@@ -172,7 +176,7 @@ def test_compiled_equals_eager(name):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_compiled_training_equals_eager(name):
     model, images = create(name).eval(), pixels(name)
     plain = torch.autograd.grad(model(images).square().sum(), list(model.parameters()))
@@ -193,7 +197,7 @@ def test_large_variants_compile_without_graph_break(name):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_exported_equals_eager(name):
     model, images = create(name).eval(), pixels(name)
     exported = torch.export.export(model, (images,)).module()
@@ -202,7 +206,7 @@ def test_exported_equals_eager(name):
 
 
 @pytest.mark.shows("X-06")
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", REPRESENTATIVES)
 def test_record_returns_traces_and_leaves_outputs_unchanged(name):
     model, images = create(name).eval(), pixels(name)
     with torch.no_grad():
@@ -225,7 +229,7 @@ def test_nano_has_at_most_4m_parameters(name):
     assert sum(parameter.numel() for parameter in timm.create_model(name, num_classes=200).parameters()) <= 4e6
 
 
-@pytest.mark.parametrize("name", IMAGE_MODELS)
+@pytest.mark.parametrize("name", IMAGE)
 def test_wrong_image_shape_is_an_error_with_a_hint(name):
     model = create(name).eval()
     with pytest.raises(ValueError, match="channels-last"):

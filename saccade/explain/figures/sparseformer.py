@@ -64,11 +64,12 @@ def sampling_figure(observation: Observation, model_name: str) -> Figure:
 
 @torch.no_grad()
 def token_responses(model: nn.Module, images: Tensor) -> Tensor:
-    """Logits (B, M, K) of every token alone: the head without the mean over tokens (SparseFormer Fig. 6)."""
+    """Logits (B, M, K) of every token with a region alone: the head without pooling (SparseFormer Fig. 6)."""
     classifier = cast(TokenClassifier, model)  # nn.Module types every unknown attribute as Tensor | Module
     tokens = classifier.forward_features(images)
     if tokens.ndim != 3:
         raise ValueError(f"expected {type(model).__name__} to end in tokens (B, M, D), got {tuple(tokens.shape)}.")
+    tokens = tokens[:, getattr(model, "num_prefix_tokens", 0) :]  # a class token has no region
     logits = classifier.forward_head(tokens.flatten(0, 1).unsqueeze(1))  # (B·M, 1, D): one token per image
     return logits.unflatten(0, tokens.shape[:2])
 

@@ -3,6 +3,13 @@
 Converters are pure functions: a dict of tensors in, a new dict out; only names and layouts change.
 """
 
-from saccade.models.official import paca, resnet, sparseformer, svit
+from saccade.models.official import paca, resnet, sparseformer, sparseformer_v2, svit
 
-FAMILIES = {"paca": paca, "sparseformer": sparseformer, "svit": svit, "resnet": resnet}
+# v2 before v1, whose converter also recognises v2's keys
+FAMILIES = {
+    "paca": paca,
+    "sparseformer_btsp": sparseformer_v2,
+    "sparseformer": sparseformer,
+    "svit": svit,
+    "resnet": resnet,
+}

@@ -1,0 +1,537 @@
+"""SparseFormer v2: bootstrapping SparseFormers from vision foundation models (arXiv 2312.01987).
+
+group     tokens.regions.RegionTokenizer      arXiv 2304.03768 Eqs. 2-6, the sampling of SparseFormer
+relate    layers.attention.SelfAttention      Fig. 2: the blocks of the source ViT
+put back  tokens.locate.locate                arXiv 2304.03768 Appendix A.2, for `features_only`
+
+A SparseFormer whose cortex consists of the last two thirds of a pretrained ViT's blocks. Tokens are called latent
+tokens in the paper, and their regions RoIs. A small focusing unit runs several times with the same weights; every pass
+samples first and adjusts the regions last. A second unit samples once more at the width of the ViT, then a class token
+joins, and the ViT's blocks and head follow. `bootstrap` builds one from any timm ViT.
+
+Which blocks are inherited, tuned and frozen is in the abstract and in Fig. 2; all else follows the authors' code (same
+weights, same outputs). It differs from SparseFormer v1 in the order of a pass, border padding, LayerNorm eps 1e-5,
+mixing without biases, and in position, stage embedding and class token, which v1 does not have.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import timm
+import torch
+import torch.fx
+from timm.layers import calculate_drop_path_rates, drop_path, trunc_normal_
+from timm.layers.activations import quick_gelu
+from timm.models import checkpoint, generate_default_cfgs, register_notrace_module
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from saccade.layers.attention import SelfAttention
+from saccade.layers.grid import channels_last, check_images
+from saccade.layers.mlp import TokenMlp
+from saccade.layers.norm import TokenNorm
+from saccade.models.registry import build, choose, pretrained_cfg, register
+from saccade.models.sparseformer import (
+    STRIDES,
+    EarlyConv,
+    PixelNorm,
+    SparseFormer,
+    at_least_float32,
+    init_weights,
+)
+from saccade.ops._weights import install_weight_cast
+from saccade.tokens.locate import LocationAttention
+from saccade.tokens.regions import (
+    MlpAdjuster,
+    PointPlacer,
+    ProductDecoder,
+    RegionPosition,
+    RegionTokenizer,
+    padded_region_grid,
+    point_grid,
+)
+
+__all__ = ["SparseFormerV2", "bootstrap"]
+for function in ("check_images", "channels_last", "at_least_float32"):
+    torch.fx.wrap(function)  # timm's list of leaves holds only in the file of the first forward, v1's
+EPS = 1e-5  # of every LayerNorm
+HEAD_DIM = 64
+GENERATOR_DIM = 128
+MIN_MIXED_POINTS = 32
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+class QuickGeluMlp(TokenMlp):
+    """Two linear layers with x * sigmoid(1.702 x) between them, as in OpenAI's CLIP."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens (B, M, D) -> tokens (B, M, D)."""
+        return self.fc2(quick_gelu(self.fc1(tokens)))
+
+
+class EncoderBlock(nn.Module):
+    """Pre-norm self-attention and MLP: a block of a ViT without layer scale. `act` is "gelu" or "quick_gelu"."""
+
+    def __init__(self, dim: int, num_heads: int, mlp_ratio: float, act: str = "gelu"):
+        super().__init__()
+        self.norm1 = TokenNorm(dim, EPS)
+        self.attn = SelfAttention(dim, num_heads)
+        self.norm2 = TokenNorm(dim, EPS)
+        self.mlp = {"gelu": TokenMlp, "quick_gelu": QuickGeluMlp}[act](dim, round(dim * mlp_ratio))
+
+    def forward(self, tokens: Tensor, drop: float) -> Tensor:
+        """tokens (B, M, D), drop path rate -> tokens (B, M, D)."""
+        tokens = tokens + drop_path(self.attn(self.norm1(tokens)), drop, self.training)  # relate
+        return tokens + drop_path(self.mlp(self.norm2(tokens)), drop, self.training)
+
+
+class SamplingUnit(nn.Module):
+    """Sample in the regions as they are, then add the position of the regions."""
+
+    def __init__(self, dim: int, channels: int, points: int, restrict_gradient: bool):
+        super().__init__()
+        placer = PointPlacer(dim, points, norm_eps=EPS)
+        decoder = ProductDecoder(dim, channels, points, max(points, MIN_MIXED_POINTS), GENERATOR_DIM, EPS)
+        self.tokenizer = RegionTokenizer(None, placer, decoder, restrict_gradient)
+        self.position = RegionPosition(dim, eps=EPS)
+
+    def forward(self, tokens: Tensor, regions: Tensor, features: Tensor, drop: float) -> Tensor:
+        """tokens (B, M, D), regions (B, M, 4), features (B, C, H, W), drop path rate -> tokens (B, M, D)."""
+        tokens, _, _ = self.tokenizer(tokens, regions, features, drop)  # group
+        return self.position(tokens, regions)
+
+
+class FocusingBlock(nn.Module):
+    """One pass of the focusing unit: sample, relate, adjust the regions for the next pass."""
+
+    def __init__(self, sampling: SamplingUnit, encoder: EncoderBlock, adjuster: MlpAdjuster):
+        super().__init__()
+        self.sampling = sampling
+        self.encoder = encoder
+        self.adjuster = adjuster
+
+    def forward(self, tokens: Tensor, regions: Tensor, features: Tensor, drop: float) -> tuple[Tensor, Tensor]:
+        """tokens (B, M, D), regions (B, M, 4), features (B, C, H, W), drop path rate -> tokens, regions."""
+        tokens = self.encoder(self.sampling(tokens, regions, features, drop), drop)
+        return tokens, self.adjuster(tokens, regions)
+
+
+class FocusingUnit(nn.Module):
+    """A block run once per drop path rate with the same weights; every pass adds its own stage embedding first."""
+
+    def __init__(self, block: FocusingBlock, dim: int, rates: Sequence[float]):
+        super().__init__()
+        self.stage_embedding = nn.Parameter(torch.randn(len(rates), dim))
+        self.blocks = nn.ModuleList([block])
+        self.rates = list(rates)
+        self.grad_checkpointing = False
+
+    def forward(
+        self, tokens: Tensor, regions: Tensor, features: Tensor, passes: list[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """tokens (B, M, D), regions (B, M, 4), features (B, C, H, W) -> tokens, regions.
+
+        `passes` collects the tokens after every pass.
+        """
+        block = self.blocks[0]
+        for rate, stage in zip(self.rates, self.stage_embedding, strict=True):
+            tokens = tokens + stage.to(tokens.dtype)
+            if self.grad_checkpointing:
+                tokens, regions = checkpoint(block, tokens, regions, features, rate)
+            else:
+                tokens, regions = block(tokens, regions, features, rate)
+            if passes is not None:
+                passes.append(tokens)
+        return tokens, regions
+
+
+class Cortex(nn.Module):
+    """The blocks of the source ViT, each with its drop path rate."""
+
+    def __init__(self, blocks: Sequence[EncoderBlock], rates: Sequence[float]):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.rates = list(rates)
+        self.grad_checkpointing = False
+
+    def forward(self, tokens: Tensor, passes: list[Tensor] | None = None) -> Tensor:
+        """tokens (B, 1 + M, D) -> tokens; `passes` collects them after every block."""
+        for block, rate in zip(self.blocks, self.rates, strict=True):
+            tokens = checkpoint(block, tokens, rate) if self.grad_checkpointing else block(tokens, rate)
+            if passes is not None:
+                passes.append(tokens)
+        return tokens
+
+
+for unit in (SamplingUnit, FocusingUnit, Cortex):  # leaves for torch.fx; as a decorator it would hide their types
+    register_notrace_module(unit)
+
+
+class ClassTokenHead(nn.Module):
+    """Class token ("token"), mean of the other tokens ("avg") or every token (""), then norm and linear classifier."""
+
+    def __init__(self, dim: int, num_classes: int, global_pool: str = "token", drop: float = 0.0, bias: bool = True):
+        super().__init__()
+        choose("global_pool", global_pool, ("token", "avg", ""))
+        self.dim = dim
+        self.bias = bias
+        self.global_pool = global_pool
+        self.norm = TokenNorm(dim, EPS)
+        self.drop = nn.Dropout(drop)
+        self.fc = nn.Linear(dim, num_classes, bias) if num_classes > 0 else nn.Identity()
+
+    def reset(self, num_classes: int, global_pool: str | None = None) -> None:
+        if global_pool is not None:
+            choose("global_pool", global_pool, ("token", "avg", ""))
+            self.global_pool = global_pool
+        self.fc = nn.Linear(self.dim, num_classes, self.bias) if num_classes > 0 else nn.Identity()
+        init_weights(self.fc)
+
+    def forward(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
+        """tokens (B, 1 + M, D) -> logits (B, K), or (B, 1 + M, K) without pooling."""
+        if self.global_pool == "token":
+            tokens = tokens[:, 0]
+        elif self.global_pool == "avg":
+            tokens = tokens[:, 1:].mean(1)
+        tokens = self.drop(self.norm(tokens))
+        return tokens if pre_logits else self.fc(tokens)
+
+
+class SparseFormerV2(SparseFormer):
+    """Latent tokens that sample the image in regions they move themselves, related by the blocks of a ViT.
+
+    timm's interface. `forward_features` returns the class token and the latent tokens (B, 1 + M, D), `forward_tokens`
+    the latent tokens with their regions.
+
+    Args:
+        num_tokens: tokens of the cortex: M latent tokens and the class token.
+        focus_dim, cortex_dim: widths of the focusing unit and of the cortex (the source ViT's).
+        repeats: passes of the focusing unit.
+        depth: blocks of the cortex.
+        cortex_heads: attention heads of the cortex; None for cortex_dim / 64, as the focusing unit has.
+        points: samples per token and sampling step.
+        channels: width of the sampled features.
+        act: "gelu" or "quick_gelu", in the MLPs of the cortex; the focusing unit has GELU.
+        head_bias: bias of the last linear layer. CLIP's projection has none.
+        extra_regions: initial regions of tokens that exceed a square number: "whole" image, as in the authors' code,
+            where such tokens are equal and stay so in training; or "random" centres.
+        restrict_gradient: clamp the gradient of sampling points, see `RegionTokenizer` and `set_loss_scale`.
+        dense: with the learned projections of content-aware dense features.
+    """
+
+    num_prefix_tokens = 1  # the class token
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        num_tokens: int = 49,
+        focus_dim: int = 384,
+        cortex_dim: int = 768,
+        repeats: int = 4,
+        depth: int = 8,
+        cortex_heads: int | None = None,
+        points: int = 16,
+        channels: int = 64,
+        mlp_ratio: float = 4.0,
+        act: str = "gelu",
+        head_bias: bool = True,
+        extra_regions: str = "whole",
+        restrict_gradient: bool = False,
+        dense: bool = False,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ):
+        nn.Module.__init__(self)  # v1's interface, but none of its parts
+        choose("act", act, ("gelu", "quick_gelu"))
+        choose("extra_regions", extra_regions, ("whole", "random"))
+        if num_tokens < 2 or depth < 1 or repeats < 1:
+            raise ValueError(
+                f"expected num_tokens >= 2, depth >= 1 and repeats >= 1; got {num_tokens}, {depth}, {repeats}."
+            )
+        self.in_chans = in_chans
+        self.num_classes = num_classes
+        self.num_features = self.head_hidden_size = cortex_dim
+        last = f"cortex.blocks.{depth - 1}"
+        self.feature_info = [{"num_chs": cortex_dim, "reduction": stride, "module": last} for stride in STRIDES]
+        self.stem_dim = channels
+        self.stem = EarlyConv(in_chans, channels, PixelNorm())
+        self.embeddings = nn.Parameter(torch.empty(1, focus_dim))  # one for all tokens
+        self.regions = nn.Parameter(padded_region_grid(num_tokens - 1, extra_regions))
+        self.class_token = nn.Parameter(torch.randn(1, cortex_dim))
+        # Per pass, not per block; timm nests the list only for a list of depths.
+        rates = cast(list[float], calculate_drop_path_rates(drop_path_rate, repeats + 1 + depth))
+        block = FocusingBlock(
+            SamplingUnit(focus_dim, channels, points, restrict_gradient),
+            EncoderBlock(focus_dim, max(focus_dim // HEAD_DIM, 1), 4.0),
+            MlpAdjuster(focus_dim, EPS),
+        )
+        self.focus = FocusingUnit(block, focus_dim, rates[:repeats])
+        self.bridge = nn.Linear(focus_dim, cortex_dim)
+        self.resample = SamplingUnit(cortex_dim, channels, points, restrict_gradient)
+        self.resample_rate = rates[repeats]
+        heads = cortex_heads or cortex_dim // HEAD_DIM
+        blocks = [EncoderBlock(cortex_dim, heads, mlp_ratio, act) for _ in range(depth)]
+        self.cortex = Cortex(blocks, rates[repeats + 1 :])
+        self.locate = LocationAttention(channels, cortex_dim) if dense else None
+        self.head = ClassTokenHead(cortex_dim, num_classes, global_pool, drop_rate, head_bias)
+        self.apply(init_weights_v2)
+        trunc_normal_(self.embeddings, std=1.0)
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        cortex = r"^cortex" if coarse else r"^cortex\.blocks\.(\d+)"
+        blocks = [(r"^focus|^bridge|^resample|^class_token", (-1,)), (cortex, (0,) if coarse else None)]
+        return {"stem": r"^stem|^embeddings|^regions", "blocks": [*blocks, (r"^locate", (99999,))]}
+
+    def bootstrap_groups(self) -> dict[str, list[str]]:
+        """Names of all parameters by their role when a ViT is turned into this model: "new", "tuned" and "frozen".
+
+        The focusing unit and whatever else the ViT does not have is new, the first half of the cortex (blocks N/3 to
+        2N/3 of N) is tuned, the second half, the last norm and the last linear layer stay those of the ViT.
+        """
+        tuned = tuple(f"cortex.blocks.{i}." for i in range(len(self.cortex.blocks) // 2))
+        groups: dict[str, list[str]] = {"new": [], "tuned": [], "frozen": []}
+        for name, _ in self.named_parameters():
+            inherited = name.startswith(("cortex.", "head."))
+            groups["tuned" if name.startswith(tuned) else "frozen" if inherited else "new"].append(name)
+        return groups
+
+    def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Load all but the regions where the number of tokens differs."""
+        new: dict[str, str] = {}
+        theirs = len(state_dict.get("regions", self.regions))
+        if theirs != len(self.regions):
+            new["regions"] = f"{len(self.regions)} latent tokens, the checkpoint has {theirs}"
+        if self.locate is not None and not any(key.startswith("locate.") for key in state_dict):
+            dense = (name for name in self.state_dict() if name.startswith("locate."))
+            new |= dict.fromkeys(dense, "a classifier has no dense features; train them with the dense task")
+        return {key: value for key, value in state_dict.items() if key not in new}, new
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Images (B, 3, H, W) -> the last tokens (B, 1 + M, D), and intermediates in one of two forms.
+
+        "NLC": the tokens after every pass: `repeats` of the focusing unit (B, M, focus_dim), one of the second sampling
+        (B, M, D), `depth` of the cortex, with the class token first (B, 1 + M, D). "NCHW": the last latent tokens put
+        back onto the grid at strides 4, 8, 16 and 32, as in `SparseFormer`. `norm` and `stop_early` have no effect.
+        """
+        choose("output_fmt", output_fmt, ("NCHW", "NLC"))
+        passes: list[Tensor] = []
+        check_images(x, self.in_chans)
+        tokens, regions, features = self.sample_features(self.stem(channels_last(x)), passes)
+        outputs = passes if output_fmt == "NLC" else self.pyramid(x, tokens[:, 1:], regions, features)
+        take, _ = feature_take_indices(len(outputs), indices)
+        intermediates = [outputs[i] for i in take]
+        return intermediates if intermediates_only else (tokens, intermediates)
+
+    def forward_tokens(
+        self, images: Tensor, passes: list[Tensor] | None = None, extent: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """images (B, 3, H, W) -> latent tokens (B, M, D), their regions (B, M, 4), sampled features (B, C, h, w).
+
+        `passes` and `extent` as in `SparseFormer.forward_tokens`.
+        """
+        check_images(images, self.in_chans)
+        tokens, regions, features = self.sample_features(self.stem(channels_last(images)), passes, extent)
+        return tokens[:, 1:], regions, features
+
+    def sample_features(
+        self, features: Tensor, passes: list[Tensor] | None = None, extent: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """features (B, C, H, W) -> class token and latent tokens (B, 1 + M, D), regions (B, M, 4), features."""
+        batch = features.shape[0]  # copies below: torch's FLOP counter fails on views of parameters
+        tokens = self.embeddings.to(features.dtype).repeat(batch, self.regions.shape[0], 1)
+        regions = at_least_float32(self.regions).repeat(batch, 1, 1)
+        if extent is not None:
+            regions = regions * extent.to(regions.dtype).repeat(1, 2).unsqueeze(1)
+        tokens, regions = self.focus(tokens, regions, features, passes)
+        tokens = self.resample(self.bridge(tokens), regions, features, self.resample_rate)
+        if passes is not None:
+            passes.append(tokens)
+        class_token = self.class_token.to(tokens.dtype).repeat(batch, 1, 1)
+        tokens = self.cortex(torch.cat([class_token, tokens], dim=1), passes)
+        return tokens, regions, features
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """images (B, 3, H, W) -> class token and latent tokens (B, 1 + M, D)."""
+        check_images(images, self.in_chans)
+        return self.sample_features(self.stem(channels_last(images)))[0]
+
+
+def init_weights_v2(module: nn.Module) -> None:
+    """As SparseFormer v1 for the parts it has; the grid of points has x fastest."""
+    init_weights(module)
+    if isinstance(module, ProductDecoder | MlpAdjuster):
+        module.init_weights()
+    elif isinstance(module, PointPlacer):
+        with torch.no_grad():
+            module.grid.copy_(point_grid(module.grid.numel() // 2).flip(-1).flatten())
+
+
+def bootstrap(
+    vit: str | nn.Module,
+    num_tokens: int = 49,
+    focus_dim: int | None = None,
+    pretrained: bool = True,
+    freeze: bool = True,
+    **options: Any,
+) -> SparseFormerV2:
+    """A SparseFormer whose cortex, last norm and last linear layer are those of a timm ViT (Fig. 2).
+
+    Of N blocks, the first N/3 are dropped, block N/3 + k becomes cortex block k. Patch embedding, position embedding
+    and class token of the ViT are not used. All that `bootstrap_groups` calls "new" is randomly initialised: train it
+    (and the tuned blocks) to reproduce the ViT's final token, on images without labels.
+
+    Args:
+        vit: a name, created with timm, or a timm VisionTransformer.
+        num_tokens: latent tokens and class token; the paper takes a quarter of the ViT's patches.
+        focus_dim: width of the focusing unit; None for half the width of the ViT.
+        pretrained: whether the weights of a `vit` given by name are downloaded.
+        freeze: whether parameters of the frozen group stop requiring gradients.
+        options: others of `SparseFormerV2`. Tokens that exceed a square number start at "random" regions, so that
+            they can become different; the authors' code starts them all at the whole image.
+    """
+    source: Any = timm.create_model(vit, pretrained=pretrained) if isinstance(vit, str) else vit
+    blocks: list[Any] = list(getattr(source, "blocks", ()))
+    _check_vit(source, blocks)
+    inherited = _inherited_options(source, blocks)
+    if clash := sorted(inherited.keys() & options.keys()):
+        raise ValueError(f"{', '.join(clash)} come from the ViT. Leave them out; reset_classifier changes the head.")
+    own: dict[str, Any] = {"focus_dim": focus_dim or source.embed_dim // 2, "extra_regions": "random"}
+    model = SparseFormerV2(num_tokens=num_tokens, **(inherited | own | options))
+    model.load_state_dict(model.state_dict() | _inherited_weights(source, blocks))
+    install_weight_cast(model)
+    if freeze:
+        frozen = set(model.bootstrap_groups()["frozen"])
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+    config = dict(getattr(source, "pretrained_cfg", None) or {})
+    changes = {key: config[key] for key in ("mean", "std", "crop_pct", "interpolation") if key in config}
+    architecture = f"sparseformer_btsp_{config.get('architecture', 'vit')}"
+    cfg = pretrained_cfg(first_conv="stem.conv", num_classes=model.num_classes, architecture=architecture, **changes)
+    model.pretrained_cfg = model.default_cfg = cfg  # type: ignore[assignment] # nn.Module declares Tensor | Module
+    return model
+
+
+def _inherited_options(source: Any, blocks: list[Any]) -> dict[str, Any]:
+    """Options of `SparseFormerV2` that follow from the ViT."""
+    last, mlp = getattr(source, "head", None), blocks[0].mlp
+    has_classes = isinstance(last, nn.Linear)
+    return {
+        "cortex_dim": source.embed_dim,
+        "cortex_heads": blocks[0].attn.num_heads,
+        "depth": len(blocks) - len(blocks) // 3,
+        "mlp_ratio": mlp.fc1.out_features / source.embed_dim,
+        "act": _activation(mlp.act),
+        "global_pool": "avg" if getattr(source, "global_pool", "token") == "avg" else "token",
+        "num_classes": last.out_features if has_classes else 0,
+        "head_bias": has_classes and last.bias is not None,
+    }
+
+
+def _inherited_weights(source: Any, blocks: list[Any]) -> dict[str, Tensor]:
+    """Blocks N/3 to N of the ViT, its last norm and its last linear layer, under our names."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for k, block in enumerate(blocks[len(blocks) // 3 :]):
+        parts[f"cortex.blocks.{k}"] = _block_weights(block)
+    parts["head.norm"] = (source.norm if isinstance(source.norm, nn.LayerNorm) else source.fc_norm).state_dict()
+    if isinstance(source.head, nn.Linear):
+        parts["head.fc"] = source.head.state_dict()
+    return {f"{part}.{name}": value for part, weights in parts.items() for name, value in weights.items()}
+
+
+_LAYERS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")  # of a ViT block, and of EncoderBlock
+
+
+def _check_vit(source: nn.Module, blocks: list[nn.Module]) -> None:
+    """Raise a ValueError unless all blocks are pre-norm attention and MLP, with or without layer scale."""
+    name = type(source).__name__
+    if len(blocks) < 3:
+        raise ValueError(f"expected a timm ViT of at least 3 blocks, got {name} with {len(blocks)}. Use another model.")
+    if getattr(source, "global_pool", "token") not in ("token", "avg", ""):
+        raise ValueError(
+            f"expected a ViT with class token or mean pooling, got {name} with another. Use another model."
+        )
+    for block in blocks:
+        allowed = {f"{layer}.{kind}" for layer in _LAYERS for kind in ("weight", "bias")} | {"ls1.gamma", "ls2.gamma"}
+        names = set(block.state_dict())
+        if names - allowed or not {f"{layer}.weight" for layer in _LAYERS} <= names:
+            other = ", ".join(sorted(names - allowed)[:3]) or "other layers"
+            raise ValueError(f"expected blocks of a plain timm ViT, got {name} with {other}. Use another model.")
+
+
+def _activation(act: nn.Module) -> str:
+    if isinstance(act, timm.layers.QuickGELU):
+        return "quick_gelu"
+    if isinstance(act, timm.layers.GELU) or (isinstance(act, nn.GELU) and act.approximate == "none"):
+        return "gelu"
+    raise ValueError(f"expected a ViT with GELU or QuickGELU, got {act}. Use another model.")
+
+
+def _block_weights(block: nn.Module) -> dict[str, Tensor]:
+    """Weights of a timm ViT block for `EncoderBlock`: layer scale multiplied into proj and fc2, missing biases zero."""
+    theirs = block.state_dict()
+    for scale, layer in (("ls1.gamma", "attn.proj"), ("ls2.gamma", "mlp.fc2")):
+        if scale in theirs:
+            gamma = theirs.pop(scale)
+            theirs[f"{layer}.weight"] = gamma.unsqueeze(1) * theirs[f"{layer}.weight"]
+            if f"{layer}.bias" in theirs:
+                theirs[f"{layer}.bias"] = gamma * theirs[f"{layer}.bias"]
+    zeros = {f"{layer}.bias": torch.zeros(len(theirs[f"{layer}.weight"])) for layer in _LAYERS}
+    return zeros | theirs
+
+
+def _cfg(num_classes: int = 1000, **changes: Any) -> dict[str, Any]:
+    common = {"crop_pct": 0.875, "interpolation": "bilinear", "license": "mit", "first_conv": "stem.conv"}
+    return pretrained_cfg(**({"num_classes": num_classes} | common | changes))
+
+
+_AUGREG: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+_CLIP: dict[str, Any] = {"mean": CLIP_MEAN, "std": CLIP_STD}
+default_cfgs = generate_default_cfgs(
+    {
+        "sparseformer_btsp_augreg_base.in1k": _cfg(**_AUGREG),
+        "sparseformer_btsp_augreg_large.in1k": _cfg(**_AUGREG),
+        "sparseformer_btsp_clip_base.openai": _cfg(512, **_CLIP),
+        "sparseformer_btsp_clip_large.openai": _cfg(768, **_CLIP),
+    }
+)
+_BASE: dict[str, Any] = dict(focus_dim=384, cortex_dim=768, depth=8)
+_LARGE: dict[str, Any] = dict(focus_dim=512, cortex_dim=1024, depth=16)
+_CLIP_OPTIONS: dict[str, Any] = dict(act="quick_gelu", head_bias=False)
+
+
+@register
+def sparseformer_btsp_augreg_base(pretrained: bool = False, **kwargs: Any) -> SparseFormerV2:
+    """SparseFormer from AugReg ViT-B/16: 49 tokens, classifies ImageNet."""
+    size = dict(num_tokens=49) | _BASE
+    return build(SparseFormerV2, "sparseformer_btsp_augreg_base", pretrained, **(size | kwargs))
+
+
+@register
+def sparseformer_btsp_augreg_large(pretrained: bool = False, **kwargs: Any) -> SparseFormerV2:
+    """SparseFormer from AugReg ViT-L/16-384: 49 tokens. Reported: 84.9 top-1."""
+    size = dict(num_tokens=49) | _LARGE
+    return build(SparseFormerV2, "sparseformer_btsp_augreg_large", pretrained, **(size | kwargs))
+
+
+@register
+def sparseformer_btsp_clip_base(pretrained: bool = False, **kwargs: Any) -> SparseFormerV2:
+    """SparseFormer from OpenAI's CLIP ViT-B/16: 49 tokens, embeds images in 512 dimensions, not normalised."""
+    size = dict(num_tokens=49) | _BASE | _CLIP_OPTIONS
+    return build(SparseFormerV2, "sparseformer_btsp_clip_base", pretrained, **(size | kwargs))
+
+
+@register
+def sparseformer_btsp_clip_large(pretrained: bool = False, **kwargs: Any) -> SparseFormerV2:
+    """SparseFormer from OpenAI's CLIP ViT-L/14: 64 tokens, embeds images in 768 dimensions, not normalised."""
+    size = dict(num_tokens=64) | _LARGE | _CLIP_OPTIONS
+    return build(SparseFormerV2, "sparseformer_btsp_clip_large", pretrained, **(size | kwargs))
