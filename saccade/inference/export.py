@@ -314,7 +314,11 @@ def _explain(error: Exception, axes: dict[int, str], exporter: str) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = next((line for line in lines if "Error" in line and "'>:" in line), lines[0] if lines else "no message")
     reason = re.sub(r"^<class '[\w.]+'>: ", "", reason)
-    advice = "Export with another --dynamic: height and width may be fixed by this model." if "height" in axes.values() else ""
+    advice = (
+        "Export with another --dynamic: height and width may be fixed by this model."
+        if "height" in axes.values()
+        else ""
+    )
     return f"{exporter} cannot export this model: {reason[:200].rstrip('.')}. {advice}".rstrip()
 
 
