@@ -223,7 +223,7 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
 
 
 def detect(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
-    """Return objects with a score of at least --threshold: name, score, box, mask in COCO RLE; write an overlay_labels PNG."""
+    """Return objects with a score of at least --threshold: name, score, box, mask in COCO RLE; write an overlay PNG."""
     import numpy as np
     import torch
 

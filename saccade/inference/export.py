@@ -296,7 +296,7 @@ def trace(graph: nn.Module, example: Tensor, axes: dict[int, str]) -> ExportedPr
     """torch.export of the graph; raises `ExportError` if an axis is fixed by it or a custom operator is in it."""
     try:
         with torch.no_grad():
-            shapes = ({axis: Dim.DYNAMIC for axis in axes},)
+            shapes = (dict.fromkeys(axes, Dim.DYNAMIC),)
             program = torch.export.export(graph, (example,), dynamic_shapes=shapes)
     except Exception as error:  # torch.export raises many types
         raise ExportError(_explain(error, axes, "torch.export")) from error

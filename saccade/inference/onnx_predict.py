@@ -85,10 +85,8 @@ class OnnxModel:
                 return height, width
             factor = shorter / min(height, width)
             return round(height * factor), round(width * factor)
-        # torchvision's scale is a float32, and the resized sides are rounded down.
-        scale = np.float32(size or self.about["min_size"]) / np.float32(min(height, width))
-        scale = min(scale, np.float32(self.about["max_size"]) / np.float32(max(height, width)))
-        return int(height * float(scale)), int(width * float(scale))
+        scale = min((size or self.about["min_size"]) / min(height, width), self.about["max_size"] / max(height, width))
+        return int(height * scale), int(width * scale)  # torchvision rounds down
 
     def classify(self, image: Image.Image, top: int = 5, size: int | None = None) -> dict[str, Any]:
         """The most probable classes."""
