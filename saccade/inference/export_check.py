@@ -53,9 +53,10 @@ def check_export(
     reference = DetectorGraph(model).eval() if isinstance(model, SparseDetector) else model
     photos = [read_image(photo) for photo in photo_paths().values()]
     shape: list[int | str] = metadata["input"]
-    batches = batches if shape[0] == "batch" else [shape[0]]  # type: ignore[list-item] # an int where it is fixed
-    if sizes is None or shape[-1] != "width":
-        sizes = check_sizes(card.preprocess.size) if shape[-1] == "width" else [(shape[-2], shape[-1])]  # type: ignore[list-item]
+    batches = batches if shape[0] == "batch" else [int(shape[0])]
+    if shape[-1] != "width":
+        sizes = [(int(shape[-2]), int(shape[-1]))]
+    sizes = sizes or check_sizes(card.preprocess.size)
     rows = []
     with torch.no_grad():
         for height, width in sizes:
