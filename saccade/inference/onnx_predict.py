@@ -155,23 +155,27 @@ def resize(pixels: np.ndarray, height: int, width: int, antialias: bool) -> np.n
 
 
 def linear_weights(length: int, resized: int) -> np.ndarray:
-    """(resized, length): two neighbours of every centre, clamped at the ends."""
-    at = np.maximum((np.arange(resized) + 0.5) * (length / resized) - 0.5, 0)
-    low = at.astype(np.int64)
+    """(resized, length): two neighbours of every centre, clamped at the ends.
+
+    As in ATen the scale is a float32, and the coordinate is rounded to float32 once (a fused multiply-add).
+    """
+    scale = float(np.float32(length) / np.float32(resized))
+    at = np.maximum(scale * (np.arange(resized) + 0.5) - 0.5, 0).astype(np.float32)
+    low = np.minimum(at.astype(np.int64), length - 1)
     weights = np.zeros((resized, length), np.float32)
     index = np.arange(resized)
-    np.add.at(weights, (index, low), (1 - (at - low)).astype(np.float32))
-    np.add.at(weights, (index, np.minimum(low + 1, length - 1)), (at - low).astype(np.float32))
+    np.add.at(weights, (index, low), 1 - (at - low.astype(np.float32)))
+    np.add.at(weights, (index, np.minimum(low + 1, length - 1)), at - low.astype(np.float32))
     return weights
 
 
 def antialiased_weights(length: int, resized: int) -> np.ndarray:
     """(resized, length): a triangle of radius max(1, length / resized) around every centre, normalised."""
-    scale = length / resized
-    centre = (np.arange(resized) + 0.5) * scale
-    distance = np.abs(np.arange(length) + 0.5 - centre[:, None]) / max(scale, 1)
-    weights = np.clip(1 - distance, 0, None)
-    return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    scale = np.float32(length) / np.float32(resized)
+    centre = scale * (np.arange(resized, dtype=np.float32) + np.float32(0.5))
+    offset = np.arange(length, dtype=np.float32) - centre[:, None] + np.float32(0.5)
+    weights = np.clip(1 - np.abs(offset) / np.maximum(scale, np.float32(1)), 0, None)
+    return weights / weights.sum(1, keepdims=True)
 
 
 def softmax(logits: np.ndarray, axis: int) -> np.ndarray:
