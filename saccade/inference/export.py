@@ -327,6 +327,7 @@ def _explain(error: Exception, axes: dict[int, str], exporter: str) -> str:
 
 def onnx_bytes(program: ExportedProgram, metadata: dict[str, Any], axes: dict[int, str]) -> bytes:
     """The ONNX file of a traced graph, with named axes and metadata."""
+    check_pooling(program, axes)
     add_head_axis(program)
     names = list(OUTPUTS[metadata["task"]])
     try:
@@ -343,6 +344,18 @@ def onnx_bytes(program: ExportedProgram, metadata: dict[str, Any], axes: dict[in
     entry = proto.metadata_props.add()
     entry.key, entry.value = METADATA, json.dumps(metadata)
     return proto.SerializeToString()
+
+
+def check_pooling(program: ExportedProgram, axes: dict[int, str]) -> None:
+    """Refuse adaptive pooling to a grid of dynamic height and width: the ONNX exporter would fix its windows."""
+    for node in program.graph.nodes:
+        if "height" in axes.values() and "adaptive_" in str(node.target):
+            grid = [int(side) for side in node.args[1]]
+            if any(side != 1 for side in grid):
+                raise ExportError(
+                    f"height and width cannot be dynamic in ONNX: this model pools to a grid of {grid[0]} x {grid[-1]}, "
+                    "whose windows depend on the size (UperNet). Use --dynamic batch with --size, or --format pt2."
+                )
 
 
 def add_head_axis(program: ExportedProgram) -> None:

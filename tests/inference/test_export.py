@@ -230,6 +230,19 @@ def test_detector_graph_equals_the_detector():
         assert torch.equal(labels[i, order], prediction["labels"])
 
 
+def test_adaptive_pooling_of_dynamic_size_is_refused_in_onnx(tmp_path):
+    class Pool(nn.Module):
+        num_classes = 12
+
+        def forward(self, images):
+            return nn.functional.adaptive_avg_pool2d(images, 2).flatten(1)
+
+    with pytest.raises(ExportError, match="pools to a grid of 2 x 2"):
+        export_model(Pool(), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+    export_model(Pool(), tmp_path / "model.onnx", dynamic=("batch",), size=64)
+
+
 @pytest.mark.parametrize("head", ["mask_rcnn", "cascade_mask_rcnn"])
 def test_region_detectors_are_refused_in_one_line(tmp_path, head):
     model = saccade.create_detector("svit_nano", head, 5)
