@@ -202,8 +202,8 @@ class ResizeAndCrop(nn.Module):
         side = torch.minimum(height, width)
         columns = self.weights(width, self.shorter * width // side, images.shape[-1])  # (S, W)
         rows = self.weights(height, self.shorter * height // side, images.shape[-2])  # (S, H)
-        pixels = (images.float() @ columns.t()).round().clamp(0, 255)
-        return (rows @ pixels).round().clamp(0, 255)
+        pixels = (images.float() @ columns.t() + 0.5).floor().clamp(0, 255)  # half up, as in Pillow
+        return (rows @ pixels + 0.5).floor().clamp(0, 255)
 
     def weights(self, length: Tensor, resized: Tensor, count: int) -> Tensor:
         """(S, count): contributions of `count` = `length` pixels to the central S of `resized` pixels."""
@@ -353,8 +353,8 @@ def check_pooling(program: ExportedProgram, axes: dict[int, str]) -> None:
             grid = [int(side) for side in node.args[1]]
             if any(side != 1 for side in grid):
                 raise ExportError(
-                    f"height and width cannot be dynamic in ONNX: this model pools to a grid of {grid[0]} x {grid[-1]}, "
-                    "whose windows depend on the size (UperNet). Use --dynamic batch with --size, or --format pt2."
+                    f"height and width cannot be dynamic in ONNX: this model pools to a grid of {grid[0]} x {grid[-1]}"
+                    ", whose windows depend on the size (UperNet). Use --dynamic batch with --size, or --format pt2."
                 )
 
 
