@@ -33,7 +33,10 @@ PACKAGES = {
     "heads": Rule("features or tokens to raw outputs", ("layers", "ops", "tokens")),
     "tasks": Rule("what outputs mean: loss, decoding, metric", ("heads", "layers", "models")),
     "data": Rule("files to batches"),
-    "inference": Rule("whole-model transformations: folding, casting, CUDA graphs", ("layers", "ops")),
+    "inference": Rule(
+        "whole-model transformations: folding, casting, CUDA graphs, export",
+        ("data", "heads", "layers", "models", "ops", "tasks"),
+    ),
     "benchmark": Rule("cost and speed", ("inference", "models", "tasks", "tokens.trace")),
     "engine": Rule("recipes, training, evaluation", ("benchmark", "data", "inference", "models", "tasks")),
     "explain": Rule(

@@ -1,7 +1,8 @@
 """The command line: one file per command.
 
 A command file defines `HELP` (one line), `EXAMPLE` (a command that works), `add_arguments(parser)` and
-`run(args) -> int`. It imports torch and the rest of the package inside `run`: `saccade --help` imports neither.
+`run(args) -> int`. It imports torch and the rest of the package inside `run`: `saccade --help` imports neither. A
+command that can do without torch also defines `needs_torch(args) -> bool`.
 """
 
 import argparse
@@ -12,14 +13,15 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-COMMANDS = ("models", "train", "eval", "predict", "explain", "bench", "convert", "serve", "demo")
+COMMANDS = ("models", "train", "eval", "predict", "explain", "bench", "export", "convert", "serve", "demo")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `saccade …` and return the exit code: 0 done, 1 failed, 2 wrong usage."""
     args = make_parser().parse_args(argv)
     try:
-        import_module("saccade.models")  # registers the models with timm
+        if args.needs_torch(args):
+            import_module("saccade.models")  # registers the models with timm
         return args.entry(args)
     except KeyboardInterrupt:
         print(f"saccade {args.command}: stopped", file=sys.stderr)
@@ -51,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
         )
         module.add_arguments(sub)
         add_shared_flags(sub)
-        sub.set_defaults(entry=module.run)
+        sub.set_defaults(entry=module.run, needs_torch=getattr(module, "needs_torch", lambda args: True))
     return parser
 
 

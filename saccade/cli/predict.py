@@ -5,7 +5,7 @@ Each task is one function (model, card, path, name, args, device) -> prediction 
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
-        help="a .safetensors or .pth file, a run folder, or the name of embedded weights",
+        help="a .safetensors or .pth file, a run folder, the name of embedded weights, or a .onnx file of `saccade "
+        "export`, which needs no torch",
     )
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image or video files, or folders of them")
     parser.add_argument("--size", type=int, metavar="PX", help="input size (default: the checkpoint's)")
@@ -43,13 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    import sys
+def needs_torch(args: argparse.Namespace) -> bool:
+    return Path(args.checkpoint).suffix != ".onnx"
 
+
+def run(args: argparse.Namespace) -> int:
+    if not needs_torch(args):
+        return run_onnx(args)
     import torch
 
-    from saccade.cli import pick_device, print_json
-    from saccade.data.decode.image import BadImage
+    from saccade.cli import pick_device
     from saccade.tasks.open import open_task_model
 
     device = torch.device(pick_device(args.device))
@@ -57,16 +61,73 @@ def run(args: argparse.Namespace) -> int:
     check_options(args, card.task, OPTIONS)
     predict = {"classification": classify, "segmentation": segment, "detection": detect}[card.task]
     model.to(device)
+    files = named_files(args.images, videos=card.preprocess.frames > 0)
+    return report(args, card.task, files, lambda path, name: predict(model, card, path, name, args, device))
+
+
+def run_onnx(args: argparse.Namespace) -> int:
+    """Predict with onnxruntime alone; torch is not imported."""
+    from saccade.inference.onnx_predict import OnnxModel
+
+    if args.device not in ("auto", "cpu"):
+        raise ValueError(f"a .onnx file runs on the CPU here, got --device {args.device}. Remove the flag.")
+    if args.precision != "float32":
+        raise ValueError(f"--precision {args.precision} is for checkpoints. Use `saccade export --dtype float16`.")
+    model = OnnxModel(args.checkpoint)
+    check_options(args, model.task, OPTIONS)
+    for flag in ("window", "stride", "scales", "flip"):
+        given = getattr(args, flag)
+        if (tuple(given) if isinstance(given, list) else given) != (SEGMENTATION | OPTIONS)[flag][1]:
+            raise ValueError(f"--{flag} is for checkpoints, not for .onnx files. Remove the flag.")
+    if model.about["frames"]:
+        raise ValueError(f"{args.checkpoint} is a video model. `saccade predict CHECKPOINT VIDEO` decodes videos.")
+    return report(args, model.task, named_files(args.images), lambda path, name: predict_onnx(model, path, name, args))
+
+
+def predict_onnx(model: Any, path: Path, name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the prediction of an exported model; a segmenter writes its labels as PNG of class indices."""
+    from saccade.data.decode.image import read_image
+    from saccade.inference.onnx_predict import class_areas
+
+    image = read_image(path)
+    if model.task == "classification":
+        return model.classify(image, args.top, args.size)
+    size = {"size": [image.width, image.height]}
+    if model.task == "detection":
+        return size | {"objects": model.detect(image, args.threshold, args.size)}
+    labels = model.segment(image, args.size)
+    files = {}
+    if args.out:
+        from PIL import Image
+
+        Path(args.out).mkdir(parents=True, exist_ok=True)
+        files = {"labels": f"{name}_labels.png"}
+        save(Image.fromarray(labels), Path(args.out) / files["labels"])
+    return size | {"classes": class_areas(labels, model.classes)} | files
+
+
+def report(
+    args: argparse.Namespace,
+    task: str,
+    files: Iterable[tuple[Path, str]],
+    predict: Callable[[Path, str], dict[str, Any]],
+) -> int:
+    """Predict every file, skip unreadable ones, and print and write the predictions."""
+    import sys
+
+    from saccade.cli import print_json
+    from saccade.data.decode.image import BadImage
+
     predictions, unreadable = [], []
-    for path, name in named_files(args.images, videos=card.preprocess.frames > 0):
+    for path, name in files:
         try:
-            predictions.append({"image": str(path)} | predict(model, card, path, name, args, device))
+            predictions.append({"image": str(path)} | predict(path, name))
         except BadImage as error:
             unreadable.append(str(error))
             print(f"saccade predict: skipped {error}", file=sys.stderr)
     document = {
         "checkpoint": str(args.checkpoint),
-        "task": card.task,
+        "task": task,
         "predictions": predictions,
         "unreadable": unreadable,
     }

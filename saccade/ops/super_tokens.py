@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, no_type_check
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from saccade.ops import _dispatch as dispatch
@@ -272,6 +273,17 @@ def _supports_spread(tokens: Tensor, association: Tensor, cell: int, height: int
     if not dispatch.on_gpu(tokens, association) or tokens.dtype != association.dtype or cell > MAX_CELL:
         return False
     return tokens.shape[3] <= MAX_CHANNELS and association.ndim == 5 and not dispatch.needs_grad(association)
+
+
+def pad_pixels(pixels: Tensor, height: int, width: int) -> Tensor:
+    """pixels (B, H, W, C) -> (B, height, width, C), padded with zeros at the bottom and right.
+
+    An exported graph always pads, by zero pixels where none are missing: a branch would fix the sizes it is valid for.
+    """
+    bottom, right = height - pixels.shape[1], width - pixels.shape[2]
+    if not dispatch.is_exporting() and bottom == 0 and right == 0:
+        return pixels
+    return F.pad(pixels, (0, 0, 0, right, 0, bottom))
 
 
 def fused_group(reference: Callable[..., tuple[Tensor, Tensor]]) -> Op[..., tuple[Tensor, Tensor]]:

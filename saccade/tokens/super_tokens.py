@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.ops.super_tokens import EPS, fused_group, fused_spread
+from saccade.ops.super_tokens import EPS, fused_group, fused_spread, pad_pixels
 from saccade.tokens.trace import AssociationTrace
 
 
@@ -106,11 +106,9 @@ def spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: i
 def to_cells(features: Tensor, cell: int) -> Tensor:
     """features (B, C, H, W) -> (B, rows, columns, P, C), padded with zeros at the bottom and right."""
     height, width = features.shape[2], features.shape[3]
-    right, bottom = -width % cell, -height % cell
-    pixels = features.permute(0, 2, 3, 1)
-    if right > 0 or bottom > 0:
-        pixels = F.pad(pixels, (0, 0, 0, right, 0, bottom))
-    pixels = pixels.unflatten(2, (-1, cell)).unflatten(1, (-1, cell))  # (B, rows, cell, columns, cell, C)
+    rows, columns = (height + cell - 1) // cell, (width + cell - 1) // cell
+    pixels = pad_pixels(features.permute(0, 2, 3, 1), rows * cell, columns * cell)
+    pixels = pixels.unflatten(2, (columns, cell)).unflatten(1, (rows, cell))  # (B, rows, cell, columns, cell, C)
     return pixels.transpose(2, 3).flatten(3, 4)
 
 

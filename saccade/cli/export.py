@@ -1,0 +1,175 @@
+"""`saccade export`: write a model as ONNX or pt2, and compare the file with PyTorch."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+HELP = "write a model as an ONNX or pt2 file, without custom operators"
+EXAMPLE = "saccade export svit_nano.tiny_imagenet --check --out svit_nano.onnx"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="NAME|CHECKPOINT",
+        help="a weights file, a run folder, the name of embedded weights or of a model (randomly initialised)",
+    )
+    parser.add_argument("--out", metavar="FILE", required=True, help="the .onnx or .pt2 file to write")
+    parser.add_argument("--format", choices=("onnx", "pt2"), help="default: by the suffix of --out")
+    parser.add_argument(
+        "--dynamic", default="batch,size", metavar="AXES", help="batch,size (default), batch, size or none"
+    )
+    parser.add_argument("--size", type=int, metavar="PX", help="height and width where they are not dynamic")
+    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="dtype of the weights")
+    parser.add_argument(
+        "--with-preprocessing", action="store_true", help="uint8 images in: resize, crop and normalise in the graph"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare the file with PyTorch on photographs; exit code 1 if they differ"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    import torch
+
+    from saccade.cli import print_json
+    from saccade.inference.export import FORMATS, export_model
+
+    path = Path(args.out)
+    kind = args.format or path.suffix.removeprefix(".")
+    if kind not in FORMATS or path.suffix != f".{kind}":
+        raise ValueError(f"expected --out to end in .onnx or .pt2 as --format says, got {path.name}.")
+    if args.device not in ("auto", "cpu"):
+        raise ValueError(f"export runs on the CPU, got --device {args.device}. Remove the flag.")
+    dynamic = () if args.dynamic == "none" else tuple(args.dynamic.split(","))
+    if args.size and "size" in dynamic:
+        raise ValueError("--size fixes height and width. Add --dynamic batch or --dynamic none.")
+    model, card = open_named(args)
+    dtype = None if args.dtype == "float32" else getattr(torch, args.dtype)
+    with progress(not args.json, f"exporting {card.name}"), quiet():
+        export = export_model(model, path, kind, dynamic, dtype, args.with_preprocessing, card, args.size)
+    document: dict[str, Any] = {
+        "out": str(path),
+        "format": kind,
+        "bytes": export.bytes,
+        **{key: export.metadata[key] for key in ("model", "head", "task", "dtype", "input", "outputs")},
+    }
+    agrees = True
+    if args.check:
+        agrees = check(args, model, card, export, document)
+    if args.json:
+        print_json(document)
+    else:
+        shape = ", ".join(map(str, document["input"]))
+        print(f"wrote {path} ({export.bytes / 1e6:.1f} MB): images ({shape}) -> {', '.join(document['outputs'])}")
+    return 0 if agrees else 1
+
+
+def open_named(args: argparse.Namespace) -> tuple[Any, Any]:
+    """The model and card of a checkpoint or embedded name; else a registered model with random weights."""
+    import sys
+    from pathlib import Path
+
+    import timm
+    import torch
+
+    from saccade import weights
+    from saccade.cli import settings
+    from saccade.inference.export import describe_model
+    from saccade.models.registry import create_model
+    from saccade.tasks.open import open_task_model
+
+    options = settings(args.set)
+    if not Path(args.model).exists() and not options and weights.find(args.model) is None and timm.is_model(args.model):
+        print(f"saccade export: {args.model} has no embedded weights and is randomly initialised", file=sys.stderr)
+    elif not options or not timm.is_model(args.model):
+        if options:
+            raise ValueError("--set builds a model by name; a checkpoint has its own options. Remove the flag.")
+        return open_task_model(args.model)
+    torch.manual_seed(args.seed)
+    model = create_model(args.model, **options)
+    card = describe_model(model)
+    return model.eval(), card._replace(name=args.model, kwargs={k: v for k, v in options.items() if k != "num_classes"})
+
+
+def check(args: argparse.Namespace, model: Any, card: Any, export: Any, document: dict[str, Any]) -> bool:
+    """Compare file and model, add the result to the document and print it; whether they agree."""
+    from saccade.inference.export_check import TOLERANCE, check_export
+
+    with progress(not args.json, "comparing"):
+        rows = check_export(export.path, model, card, export.metadata)
+    tolerance = TOLERANCE[args.dtype]
+    worst = max(rows, key=lambda row: row.relative)
+    agrees = worst.relative <= tolerance
+    document["check"] = {
+        "agrees": agrees,
+        "largest_difference": worst.difference,
+        "relative": worst.relative,
+        "tolerance": tolerance,
+        "versions": versions(),
+        "rows": [row._asdict() | {"relative": row.relative} for row in rows],
+    }
+    if not args.json:
+        print_table(rows, args, document["check"])
+    return agrees
+
+
+def versions() -> dict[str, str]:
+    from datetime import date
+    from importlib.metadata import version
+
+    return {name: version(name) for name in ("torch", "onnx", "onnxruntime")} | {"date": date.today().isoformat()}
+
+
+def print_table(rows: Any, args: argparse.Namespace, result: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    about = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
+    table = Table(box=box.SIMPLE_HEAD, title=f"{args.model}: file and PyTorch", caption=about)
+    table.add_column("inputs")
+    for column in ("batch", "height", "width", "largest difference", "relative"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        numbers = (row.batch, row.height, row.width)
+        table.add_row(row.inputs, *map(str, numbers), f"{row.difference:.1e}", f"{row.relative:.1e}")
+    console = Console(width=max(100, Console().width))
+    console.print(table)
+    verdict = "agrees" if result["agrees"] else "differs"
+    console.print(
+        f"{verdict}: largest difference {result['largest_difference']:.1e}, "
+        f"{result['relative']:.1e} of the largest output (tolerance {result['tolerance']:.0e})",
+        highlight=False,
+    )
+
+
+def progress(visible: bool, text: str) -> Any:
+    """A spinner on stderr while the context is open."""
+    if not visible:
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(text)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence warnings of the exporters about their own conversions."""
+    import logging
+    import warnings
+
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
