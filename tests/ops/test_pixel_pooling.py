@@ -8,14 +8,12 @@ from torch.library import opcheck
 
 from saccade import ops
 from saccade.ops._launch import record_specializations
-from saccade.ops.pixel_pooling import _pixel_softmax, _pool, _pool_pixels, pixel_softmax, pool_pixels
+from saccade.ops.pixel_pooling import _pixel_softmax, pixel_softmax, pool_pixels
 from saccade.tokens.clusters import ClusterTokenizer, LinearClustering
 from tests.ops.compare import DEVICE, HALF, check, kernels_allowed, needs_triton, randn, relative_error
 
 pytestmark = needs_triton
 LENGTHS = [4, 12, 16, 100, 196, 1028] + ([3136, 16384] if DEVICE == "cuda" else [])
-POOLED = [(2, 100, 196, 48), (3, 5, 12, 20), (1, 1, 4, 1), (2, 130, 36, 70)]
-POOLED += [(128, 100, 196, 320), (2, 64, 1764, 96), (1, 100, 4092, 33)] if DEVICE == "cuda" else []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
@@ -58,40 +56,6 @@ def test_pixel_softmax_compiles_three_tiles_for_all_sizes():
     assert sorted(dict(specialization.constants)["LENGTH"] for specialization in compiled) == [1024, 4096, 16384]
 
 
-@pytest.mark.parametrize("size", POOLED)
-def test_pool_pixels_matches_reference(size):
-    batch, tokens, count, channels = size
-    assignment = randn(batch, tokens, count).softmax(-1).to(HALF)
-    check(pool_pixels, assignment, randn(batch, count, channels, dtype=HALF))
-
-
-@settings(max_examples=12, deadline=None)
-@given(batch=st.integers(1, 3), tokens=st.integers(1, 40), quads=st.integers(1, 20), channels=st.integers(1, 40))
-def test_pool_pixels_in_float32_matches_bmm_at_any_size(batch, tokens, quads, channels):
-    assignment, pixels = randn(batch, tokens, 4 * quads), randn(batch, 4 * quads, channels)
-    assert relative_error(_pool(assignment, pixels), torch.bmm(assignment.double(), pixels.double())) < 1e-5
-
-
-def test_pool_pixels_is_for_half_precision_and_counts_that_cublas_is_slow_for():
-    def choice(count, dtype=HALF, other=HALF):
-        return pool_pixels.implementation(torch.empty(2, 3, count, dtype=dtype), torch.empty(2, count, 8, dtype=other))
-
-    with kernels_allowed():
-        assert [choice(count) for count in (4, 196, 4092)] == ["triton"] * 3
-        assert [choice(count) for count in (0, 49, 784, 3136, 4100)] == ["reference"] * 5
-        assert choice(196, torch.float32, torch.float32) == choice(196, HALF, torch.float32) == "reference"
-
-
-def test_pool_pixels_compiles_one_kernel_per_product_for_all_sizes():
-    with kernels_allowed(), record_specializations(execute=False) as compiled:
-        for count in range(4, 4096, 8):
-            assignment = torch.zeros(count % 3, 10, count, dtype=HALF, requires_grad=True)
-            pixels = torch.zeros(count % 3, count, 24, dtype=HALF, requires_grad=True)
-            torch.autograd.grad(pool_pixels(assignment, pixels).sum(), (assignment, pixels))
-    products = sorted(dict(specialization.constants)["PIXELS_ARE"] for specialization in compiled)
-    assert products == ["columns", "inner", "rows"]
-
-
 def test_empty_batches_stay_empty():
     with kernels_allowed():
         assert pixel_softmax(torch.zeros(0, 3, 4)).shape == (0, 3, 4)
@@ -102,7 +66,6 @@ def test_empty_batches_stay_empty():
 def test_operators_are_consistent():
     scores = randn(2, 3, 4).requires_grad_()
     opcheck(_pixel_softmax.operator, (scores,))
-    opcheck(_pool_pixels.operator, (scores, randn(2, 4, 5).requires_grad_()))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (HALF, 1e-2)])
