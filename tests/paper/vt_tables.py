@@ -163,12 +163,12 @@ def _count(model: str, options: str) -> Cost:
 def ratios(row: Ratio) -> tuple[float, float, float, float]:
     """Baseline over VT: multiply-adds in all and of stage 5, parameters in all and of stage 5.
 
-    Stage 5 is what stands between the third ResNet stage and the classifier.
+    Stage 5 is everything between the third ResNet stage and the classifier.
     """
     ours, theirs = costs(row.model, **row.options), costs(row.baseline)
-    trunk = costs(row.model, features_only=True, out_indices=(0, 1, 2))
+    backbone = costs(row.model, features_only=True, out_indices=(0, 1, 2))
     bare = costs(row.model, num_classes=0, **row.options), costs(row.baseline, num_classes=0)
-    stage = [Cost(whole.params - trunk.params, whole.madds - trunk.madds) for whole in bare]
+    stage = [Cost(total.params - backbone.params, total.madds - backbone.madds) for total in bare]
     return (
         theirs.madds / ours.madds,
         stage[1].madds / stage[0].madds,
@@ -183,8 +183,8 @@ def cost_table() -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in ROWS:
-        found = cost(row)
-        madds, params = found.madds / 1e9, found.params / 1e6
+        result = cost(row)
+        madds, params = result.madds / 1e9, result.params / 1e6
         options = ", ".join(f"{key}={value!r}" for key, value in row.options.items())
         lost = not row.params
         cells = (
@@ -217,8 +217,8 @@ def write() -> None:
     page = PAGE.read_text()
     for name, table in (("costs", cost_table()), ("ratios", ratio_table())):
         start, end = MARK.format(name), MARK.format(f"end of {name}")
-        before, rest = page.split(start)
-        page = f"{before}{start}\n\n{table}\n\n{end}{rest.split(end)[1]}"
+        before, after = page.split(start)
+        page = f"{before}{start}\n\n{table}\n\n{end}{after.split(end)[1]}"
     PAGE.write_text(page)
 
 
