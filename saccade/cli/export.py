@@ -97,11 +97,11 @@ def open_named(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def check(args: argparse.Namespace, model: Any, card: Any, export: Any, document: dict[str, Any]) -> bool:
     """Compare file and model, add the result to the document and print it; whether they agree."""
-    from saccade.inference.export_check import TOLERANCE, check_export
+    from saccade.inference.export_check import IN_GRAPH_TOLERANCE, TOLERANCE, check_export
 
     with progress(not args.json, "comparing"):
         rows = check_export(export.path, model, card, export.metadata)
-    tolerance = TOLERANCE[args.dtype]
+    tolerance = max(TOLERANCE[args.dtype], IN_GRAPH_TOLERANCE if args.with_preprocessing else 0.0)
     worst = max(rows, key=lambda row: row.relative)
     agrees = worst.relative <= tolerance
     document["check"] = {
@@ -129,14 +129,14 @@ def print_table(rows: Any, args: argparse.Namespace, result: dict[str, Any]) -> 
     from rich.console import Console
     from rich.table import Table
 
-    about = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
-    table = Table(box=box.SIMPLE_HEAD, title=f"{args.model}: file and PyTorch", caption=about)
+    versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
+    table = Table(box=box.SIMPLE_HEAD, title=f"{args.model}: file and PyTorch", caption=versions)
     table.add_column("inputs")
     for column in ("batch", "height", "width", "largest difference", "relative"):
         table.add_column(column, justify="right")
     for row in rows:
-        numbers = (row.batch, row.height, row.width)
-        table.add_row(row.inputs, *map(str, numbers), f"{row.difference:.1e}", f"{row.relative:.1e}")
+        sizes = (row.batch, row.height, row.width)
+        table.add_row(row.inputs, *map(str, sizes), f"{row.difference:.1e}", f"{row.relative:.1e}")
     console = Console(width=max(100, Console().width))
     console.print(table)
     verdict = "agrees" if result["agrees"] else "differs"
@@ -158,7 +158,7 @@ def progress(visible: bool, text: str) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings of the exporters about their own conversions."""
+    """Silence warnings of the exporters metadata their own conversions."""
     import logging
     import warnings
 

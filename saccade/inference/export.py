@@ -110,7 +110,7 @@ def _check_options(model: nn.Module, format: str, dynamic: Sequence[str], dtype:
 
 
 def describe_model(model: nn.Module) -> Card:
-    """A card from what the model says about itself, for models without a checkpoint."""
+    """A card from timm's configuration of the model, for models without a checkpoint."""
     config: Any = getattr(model, "pretrained_cfg", None) or {}
     name = config.get("architecture") or type(model).__name__
     classes = cast(int, getattr(model, "num_classes", 0))
@@ -160,8 +160,8 @@ class DetectorGraph(nn.Module):
         rows = (height + self.multiple - 1) // self.multiple * self.multiple
         columns = (width + self.multiple - 1) // self.multiple * self.multiple
         padded = F.pad(images, (0, columns - width, 0, rows - height))
-        size = _numbers(width, height)
-        extent = (size / _numbers(columns, rows)).expand(batch, 2)
+        size = _stack_sizes(width, height)
+        extent = (size / _stack_sizes(columns, rows)).expand(batch, 2)
         tokens, regions, _ = self.backbone.forward_tokens(padded, None, extent)
         logits, boxes = self.head(tokens, regions / extent.repeat(1, 2).unsqueeze(1))
         scores, labels = logits.softmax(-1)[..., 1:].max(-1)
@@ -210,9 +210,9 @@ class ResizeAndCrop(nn.Module):
         first = ((resized - self.size).float() / 2).round().long()  # to even, like Python's round
         index = torch.arange(self.size, device=length.device) + first
         numerator, denominator = (2 * index + 1) * length, 2 * resized
-        cell = numerator // denominator  # centre = cell + rest / denominator, in input pixels
-        rest = (numerator - cell * denominator).float() / denominator.float()
-        distance = (torch.arange(count, device=length.device) - cell[:, None]).float() + 0.5 - rest[:, None]
+        cell = numerator // denominator  # centre = cell + remainder / denominator, in input pixels
+        remainder = (numerator - cell * denominator).float() / denominator.float()
+        distance = (torch.arange(count, device=length.device) - cell[:, None]).float() + 0.5 - remainder[:, None]
         stretch = (length.float() / resized.float()).clamp(min=1)
         weights = pillow_filter(distance / stretch, self.interpolation)
         return weights / weights.sum(1, keepdim=True)
@@ -232,7 +232,7 @@ def _number(value: int) -> Tensor:
     return torch.scalar_tensor(value, dtype=torch.int64)
 
 
-def _numbers(*values: int) -> Tensor:
+def _stack_sizes(*values: int) -> Tensor:
     return torch.stack([_number(value).float() for value in values])
 
 
@@ -249,21 +249,21 @@ def make_graph(model: nn.Module, card: Card, dtype: torch.dtype | None, with_pre
 
 def preprocess_graph(card: Card) -> nn.Module:
     """The preprocessing of a card as a module, where its output size does not depend on the image."""
-    about = card.preprocess
+    preprocess = card.preprocess
     if card.task == "detection" or (card.task == "segmentation" and card.shorter):
         raise ExportError(
             f"the preprocessing of this model for {card.task} resizes to a size that depends on the image, which a "
             "graph cannot express exactly. Export without with_preprocessing: the metadata describes it."
         )
     if card.task == "segmentation":
-        return NormalizeImages(about)
-    if about.interpolation not in FILTERS or about.crop_pct > 1:
+        return NormalizeImages(preprocess)
+    if preprocess.interpolation not in FILTERS or preprocess.crop_pct > 1:
         raise ExportError(
-            f"expected interpolation {' or '.join(FILTERS)} and crop_pct <= 1, got {about.interpolation} and "
-            f"{about.crop_pct}. Export without with_preprocessing: the metadata describes it."
+            f"expected interpolation {' or '.join(FILTERS)} and crop_pct <= 1, got {preprocess.interpolation} and "
+            f"{preprocess.crop_pct}. Export without with_preprocessing: the metadata describes it."
         )
     return nn.Sequential(
-        ResizeAndCrop(about.size, shorter_side(about), about.interpolation), NormalizeImages(about)
+        ResizeAndCrop(preprocess.size, shorter_side(preprocess), preprocess.interpolation), NormalizeImages(preprocess)
     ).eval()
 
 
@@ -409,15 +409,15 @@ def describe_export(
     """The metadata in a file: how to prepare images, what outputs mean, which model it is."""
     import saccade
 
-    about: dict[str, Any] = card.preprocess._asdict() | {"in_graph": with_preprocessing, "colour": "RGB"}
+    metadata: dict[str, Any] = card.preprocess._asdict() | {"in_graph": with_preprocessing, "colour": "RGB"}
     if card.task == "classification":
-        about["shorter"] = shorter_side(card.preprocess)
+        metadata["shorter"] = shorter_side(card.preprocess)
     elif card.task == "segmentation":
-        about["shorter"] = card.shorter
+        metadata["shorter"] = card.shorter
     if isinstance(model, SparseDetector):
         transform: Any = model.transform
-        about |= {"min_size": transform.min_size[-1], "max_size": transform.max_size}
-        about |= {"mean": list(transform.image_mean), "std": list(transform.image_std)}
+        metadata |= {"min_size": transform.min_size[-1], "max_size": transform.max_size}
+        metadata |= {"mean": list(transform.image_mean), "std": list(transform.image_std)}
     return {
         "version": saccade.__version__,
         "torch": torch.__version__,
@@ -432,7 +432,7 @@ def describe_export(
         "input": [axes.get(axis, length) for axis, length in enumerate(example.shape)],
         "outputs": list(OUTPUTS[card.task]),
         "score_thresh": model.score_thresh if isinstance(model, SparseDetector) else None,
-        "preprocess": about,
+        "preprocess": metadata,
     }
 
 

@@ -20,6 +20,7 @@ from saccade.models.card import Card
 from saccade.tasks.sparse_detector import SparseDetector
 
 TOLERANCE = {"float32": 1e-3, "float16": 5e-2}  # of the largest output of the PyTorch model
+IN_GRAPH_TOLERANCE = 5e-3  # with preprocessing in the graph: resized pixels may differ by one of 256 levels
 BATCHES = (1, 3, 4)  # the example has 2 images
 
 
@@ -86,9 +87,9 @@ def resized(photo: Image.Image, height: int, width: int) -> np.ndarray:
 
 def both_inputs(pixels: np.ndarray, card: Card, metadata: dict[str, Any]) -> tuple[np.ndarray, Tensor]:
     """uint8 images (B, 3, H, W) -> the file's input, and that of the PyTorch model."""
-    about = card.preprocess
-    if about.frames:  # a clip is a photograph that moves by a pixel per frame
-        pixels = np.stack([np.roll(pixels, shift, axis=3) for shift in range(about.frames)], axis=2)
+    metadata = card.preprocess
+    if metadata.frames:  # a clip is a photograph that moves by a pixel per frame
+        pixels = np.stack([np.roll(pixels, shift, axis=3) for shift in range(metadata.frames)], axis=2)
     mean, std = (tuple(metadata["preprocess"][key]) for key in ("mean", "std"))
     if not metadata["preprocess"]["in_graph"]:
         images = normalize(torch.from_numpy(pixels).float() / 255, mean, std)
@@ -103,17 +104,17 @@ def prepared(pixels: np.ndarray, card: Card) -> np.ndarray:
     if pixels.ndim == 5:
         frames = [prepared(pixels[:, :, t], card) for t in range(pixels.shape[2])]
         return np.stack(frames, axis=2)
-    about = card.preprocess
-    transform = eval_transform(about.size, about.size / shorter_side(about), about.interpolation)
+    metadata = card.preprocess
+    transform = eval_transform(metadata.size, metadata.size / shorter_side(metadata), metadata.interpolation)
     return np.stack([transform(Image.fromarray(image.transpose(1, 2, 0))).numpy() for image in pixels])
 
 
 def torch_inputs(photo: Image.Image, model: nn.Module, card: Card) -> Tensor:
     """A photograph through the preprocessing of the PyTorch path."""
-    about = card.preprocess
+    metadata = card.preprocess
     if card.task == "classification":
-        pixels = eval_transform(about.size, about.crop_pct, about.interpolation)(photo)[None].float() / 255
-        return normalize(pixels, about.mean, about.std)
+        pixels = eval_transform(metadata.size, metadata.crop_pct, metadata.interpolation)(photo)[None].float() / 255
+        return normalize(pixels, metadata.mean, metadata.std)
     pixels = torch.from_numpy(to_array(photo)).float() / 255
     if isinstance(model, SparseDetector):
         batch, _ = model.transform([pixels])
@@ -124,7 +125,7 @@ def torch_inputs(photo: Image.Image, model: nn.Module, card: Card) -> Tensor:
         factor = shorter / min(photo.size)
         size = round(photo.height * factor), round(photo.width * factor)
         pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True)
-    return normalize(pixels, about.mean, about.std)
+    return normalize(pixels, metadata.mean, metadata.std)
 
 
 def compare(

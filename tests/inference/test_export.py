@@ -207,9 +207,11 @@ def test_normalize_images_equals_the_batch_transform():
     from saccade.data.transforms.batch import normalize
 
     for shape, frames in (((2, 3, 5, 7), 0), ((2, 3, 4, 5, 7), 4)):
-        about = Preprocess(frames=frames)
+        preprocess = Preprocess(frames=frames)
         images = torch.randint(256, shape, dtype=torch.uint8)
-        torch.testing.assert_close(NormalizeImages(about)(images), normalize(images / 255, about.mean, about.std))
+        torch.testing.assert_close(
+            NormalizeImages(metadata)(images), normalize(images / 255, metadata.mean, metadata.std)
+        )
 
 
 def test_detector_graph_equals_the_detector():

@@ -42,10 +42,10 @@ def files(tmp_path_factory):
 @pytest.mark.parametrize("size", [(640, 427), (427, 640), (72, 72), (30, 41)])
 def test_centre_crop_equals_timm(interpolation, crop_pct, size):
     photo = Image.open(PHOTO).convert("RGB").resize(size)
-    about = {"size": 64, "shorter": int(64 / crop_pct), "crop_pct": crop_pct, "interpolation": interpolation}
+    metadata = {"size": 64, "shorter": int(64 / crop_pct), "crop_pct": crop_pct, "interpolation": interpolation}
     for side in (None, 48):
         expected = eval_transform(side or 64, crop_pct, interpolation)(photo).numpy()
-        assert np.array_equal(to_array(centre_crop(photo, about, side)), expected)
+        assert np.array_equal(to_array(centre_crop(photo, metadata, side)), expected)
 
 
 @pytest.mark.parametrize("antialias", [True, False])
