@@ -209,9 +209,8 @@ def test_normalize_images_equals_the_batch_transform():
     for shape, frames in (((2, 3, 5, 7), 0), ((2, 3, 4, 5, 7), 4)):
         preprocess = Preprocess(frames=frames)
         images = torch.randint(256, shape, dtype=torch.uint8)
-        torch.testing.assert_close(
-            NormalizeImages(metadata)(images), normalize(images / 255, metadata.mean, metadata.std)
-        )
+        expected = normalize(images / 255, preprocess.mean, preprocess.std)
+        torch.testing.assert_close(NormalizeImages(preprocess)(images), expected)
 
 
 def test_detector_graph_equals_the_detector():
