@@ -34,8 +34,8 @@ class Case:
     device: str = "cpu"
     optimized: bool = False  # copy from saccade.optimize: folded, and cast instead of autocast; inference only
     cuda_graph: bool = False  # captured from the optimised copy or a training step, or by torch.compile
-    plain: bool = False  # `torch.compile(model)` and `loss.backward()` without options of ours
     options: dict[str, Any] = field(default_factory=dict, hash=False)
+    plain: bool = False  # `torch.compile(model)` and `loss.backward()` without options of ours
 
 
 @dataclass

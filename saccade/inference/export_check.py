@@ -87,9 +87,9 @@ def resized(photo: Image.Image, height: int, width: int) -> np.ndarray:
 
 def both_inputs(pixels: np.ndarray, card: Card, metadata: dict[str, Any]) -> tuple[np.ndarray, Tensor]:
     """uint8 images (B, 3, H, W) -> the file's input, and that of the PyTorch model."""
-    metadata = card.preprocess
-    if metadata.frames:  # a clip is a photograph that moves by a pixel per frame
-        pixels = np.stack([np.roll(pixels, shift, axis=3) for shift in range(metadata.frames)], axis=2)
+    frames = card.preprocess.frames
+    if frames:  # a clip is a photograph that moves by a pixel per frame
+        pixels = np.stack([np.roll(pixels, shift, axis=3) for shift in range(frames)], axis=2)
     mean, std = (tuple(metadata["preprocess"][key]) for key in ("mean", "std"))
     if not metadata["preprocess"]["in_graph"]:
         images = normalize(torch.from_numpy(pixels).float() / 255, mean, std)
@@ -104,17 +104,20 @@ def prepared(pixels: np.ndarray, card: Card) -> np.ndarray:
     if pixels.ndim == 5:
         frames = [prepared(pixels[:, :, t], card) for t in range(pixels.shape[2])]
         return np.stack(frames, axis=2)
-    metadata = card.preprocess
-    transform = eval_transform(metadata.size, metadata.size / shorter_side(metadata), metadata.interpolation)
+    preprocess = card.preprocess
+    side = shorter_side(preprocess)
+    transform = eval_transform(preprocess.size, preprocess.size / side, preprocess.interpolation)
     return np.stack([transform(Image.fromarray(image.transpose(1, 2, 0))).numpy() for image in pixels])
 
 
 def torch_inputs(photo: Image.Image, model: nn.Module, card: Card) -> Tensor:
     """A photograph through the preprocessing of the PyTorch path."""
-    metadata = card.preprocess
+    preprocess = card.preprocess
     if card.task == "classification":
-        pixels = eval_transform(metadata.size, metadata.crop_pct, metadata.interpolation)(photo)[None].float() / 255
-        return normalize(pixels, metadata.mean, metadata.std)
+        pixels = (
+            eval_transform(preprocess.size, preprocess.crop_pct, preprocess.interpolation)(photo)[None].float() / 255
+        )
+        return normalize(pixels, preprocess.mean, preprocess.std)
     pixels = torch.from_numpy(to_array(photo)).float() / 255
     if isinstance(model, SparseDetector):
         batch, _ = model.transform([pixels])
@@ -125,7 +128,7 @@ def torch_inputs(photo: Image.Image, model: nn.Module, card: Card) -> Tensor:
         factor = shorter / min(photo.size)
         size = round(photo.height * factor), round(photo.width * factor)
         pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True)
-    return normalize(pixels, metadata.mean, metadata.std)
+    return normalize(pixels, preprocess.mean, preprocess.std)
 
 
 def compare(
