@@ -79,7 +79,7 @@ def run_onnx(args: argparse.Namespace) -> int:
         given = getattr(args, flag)
         if (tuple(given) if isinstance(given, list) else given) != (SEGMENTATION | OPTIONS)[flag][1]:
             raise ValueError(f"--{flag} is for checkpoints, not for .onnx files. Remove the flag.")
-    if model.metadata["frames"]:
+    if model.preparation["frames"]:
         raise ValueError(f"{args.checkpoint} is a video model. `saccade predict CHECKPOINT VIDEO` decodes videos.")
     return report(args, model.task, named_files(args.images), lambda path, name: predict_onnx(model, path, name, args))
 

@@ -31,7 +31,7 @@ class OnnxModel:
         if not Path(path).is_file():
             raise ValueError(f"no such file: {path}.")
         options = runtime.SessionOptions()
-        options.log_severity_level = 3  # errors; warnings are metadata float16 kernels that the CPU lacks
+        options.log_severity_level = 3  # errors; warnings name float16 kernels that the CPU lacks
         if threads:
             options.intra_op_num_threads = threads
         try:
@@ -44,7 +44,7 @@ class OnnxModel:
         self.metadata: dict[str, Any] = json.loads(properties[METADATA])
         self.task: str = self.metadata["task"]
         self.classes: list[str] = self.metadata["classes"]
-        self.metadata: dict[str, Any] = self.metadata["preprocess"]
+        self.preparation: dict[str, Any] = self.metadata["preprocess"]
 
     def __call__(self, images: np.ndarray) -> list[np.ndarray]:
         """Run the graph on images (B, 3, H, W), or clips (B, 3, T, H, W)."""
@@ -61,12 +61,12 @@ class OnnxModel:
 
     def preprocess(self, image: Image.Image, size: int | None = None) -> np.ndarray:
         """An RGB image -> the graph's input (1, 3, H, W); `size` replaces the size of the metadata."""
-        if self.metadata["in_graph"]:
+        if self.preparation["in_graph"]:
             if size:
                 raise ValueError(f"--size {size} is not available: this file resizes images itself.")
             return to_array(image)[None]
         if self.task == "classification":
-            return self.normalize(to_array(centre_crop(image, self.metadata, size))[None].astype(np.float32) / 255)
+            return self.normalize(to_array(centre_crop(image, self.preparation, size))[None].astype(np.float32) / 255)
         pixels = to_array(image)[None].astype(np.float32) / 255
         height, width = self.input_size(image.height, image.width, size)
         if self.task == "detection":  # torchvision normalises before it resizes
@@ -74,20 +74,19 @@ class OnnxModel:
         return self.normalize(resize(pixels, height, width, antialias=True))
 
     def normalize(self, pixels: np.ndarray) -> np.ndarray:
-        mean, std = (np.array(self.metadata[key], np.float32)[:, None, None] for key in ("mean", "std"))
+        mean, std = (np.array(self.preparation[key], np.float32)[:, None, None] for key in ("mean", "std"))
         return (pixels - mean) / std
 
     def input_size(self, height: int, width: int, size: int | None = None) -> tuple[int, int]:
         """Height and width at which a segmenter or detector processes an image."""
         if self.task == "segmentation":
-            shorter = size or self.metadata["shorter"]
+            shorter = size or self.preparation["shorter"]
             if shorter is None or shorter == min(height, width):
                 return height, width
             factor = shorter / min(height, width)
             return round(height * factor), round(width * factor)
-        scale = min(
-            (size or self.metadata["min_size"]) / min(height, width), self.metadata["max_size"] / max(height, width)
-        )
+        shortest, longest = size or self.preparation["min_size"], self.preparation["max_size"]
+        scale = min(shortest / min(height, width), longest / max(height, width))
         return int(height * scale), int(width * scale)  # torchvision rounds down
 
     def classify(self, image: Image.Image, top: int = 5, size: int | None = None) -> dict[str, Any]:
@@ -133,16 +132,16 @@ def to_array(image: Image.Image) -> np.ndarray:
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
-def centre_crop(image: Image.Image, metadata: dict[str, Any], size: int | None = None) -> Image.Image:
+def centre_crop(image: Image.Image, preparation: dict[str, Any], size: int | None = None) -> Image.Image:
     """Resize the shorter side, then crop the centre, as timm's evaluation transform does."""
-    side, shorter = metadata["size"], metadata["shorter"]
+    side, shorter = preparation["size"], preparation["shorter"]
     if size:
-        side, shorter = size, int(size / metadata["crop_pct"])
+        side, shorter = size, int(size / preparation["crop_pct"])
     width, height = image.size
     if min(width, height) != shorter:
         short = min(width, height)
         new = (int(shorter * width / short), int(shorter * height / short))
-        image = image.resize(new, Image.Resampling[metadata["interpolation"].upper()])
+        image = image.resize(new, Image.Resampling[preparation["interpolation"].upper()])
     left, top = round((image.width - side) / 2), round((image.height - side) / 2)
     return image.crop((left, top, left + side, top + side))
 
