@@ -33,14 +33,16 @@ PACKAGES = {
     "heads": Rule("features or tokens to raw outputs", ("layers", "ops", "tokens")),
     "tasks": Rule("what outputs mean: loss, decoding, metric", ("heads", "layers", "models")),
     "data": Rule("files to batches"),
+    "reports": Rule("HTML skeleton, stylesheet and charts"),
     "inference": Rule(
         "whole-model transformations: folding, casting, CUDA graphs, export",
         ("data", "heads", "layers", "models", "ops", "tasks"),
     ),
     "benchmark": Rule("cost and speed", ("inference", "models", "tasks", "tokens.trace")),
-    "engine": Rule("recipes, training, evaluation", ("benchmark", "data", "inference", "models", "tasks")),
+    "engine": Rule("recipes, training, evaluation", ("benchmark", "data", "inference", "models", "tasks", "reports")),
     "explain": Rule(
-        "`saccade.record`, figures, scores", ("data", "layers", "models", "ops.enabled", "tasks", "tokens.trace")
+        "`saccade.record`, figures, scores",
+        ("data", "layers", "models", "ops.enabled", "reports", "tasks", "tokens.trace"),
     ),
 }
 EVERYTHING = {"__init__", "cli", "web"}  # may import all packages; no package imports cli or web

@@ -162,7 +162,7 @@ def write_page(results: list[dict[str, Any]], trained: dict[str, Any] | None, ou
     """Write index.html: overview, table, training result and one section per family."""
     from saccade.explain.drawing.figure import write_atomic
     from saccade.explain.overview import STYLE, overview
-    from saccade.explain.report import document, table
+    from saccade.reports.page import document, table
 
     rows = [result["row"] for result in results]
     heads = ["model", "M parameters", *EXPLAINED, "ms per image", "tokens", "pixels"]

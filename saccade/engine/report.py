@@ -13,10 +13,10 @@ from torch import Tensor
 from saccade.data.decode.image import BadImage
 from saccade.data.decode.video import middle_frame
 from saccade.data.sources.base import Source
-from saccade.engine.charts import bar_chart, line_chart, matrix_chart
 from saccade.engine.recipe import Recipe, to_yaml
 from saccade.engine.results import METRIC_NAMES, write_text
 from saccade.engine.tasks.evaluate_classifier import Evaluation
+from saccade.reports.charts import bar_chart, line_chart, matrix_chart
 
 NUM_EXAMPLES = 12  # images per section, and rows in the table of confusions
 MAX_MATRIX_CLASSES = 60  # classes up to which the confusion matrix is drawn

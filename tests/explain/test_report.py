@@ -11,7 +11,7 @@ from saccade.data.synthetic.photos import photo_paths
 from saccade.explain.drawing.figure import Panel
 from saccade.explain.explanation import explain
 from saccade.explain.overview import Column, overview
-from saccade.explain.report import document, table
+from saccade.reports.page import document, table
 
 
 def test_report_is_self_contained(cat, tmp_path):

@@ -5,7 +5,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from saccade._extras import require
-from saccade.explain.report import document, table
+from saccade.reports.page import document, table
 
 if TYPE_CHECKING:
     from saccade.explain.scores.score import Scores

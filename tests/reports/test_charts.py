@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from saccade.engine.charts import line_chart, matrix_chart, nice_range
+from saccade.reports.charts import line_chart, matrix_chart, nice_range
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""HTML pages and charts of training, explanation, scores and the demo."""
