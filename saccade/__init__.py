@@ -53,12 +53,9 @@ def __getattr__(name: str) -> Any:
     if name in ("explain", "models"):  # packages; `saccade.explain` is callable
         return import_module(f"saccade.{name}")
     if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
+        from saccade._extras import package_version
 
-        try:
-            return version("saccade")
-        except PackageNotFoundError:  # a source tree that was never installed
-            return "0.0.0"
+        return package_version()
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'saccade' has no attribute {name!r}")

@@ -14,3 +14,13 @@ def require(module: str, extra: str) -> ModuleType:
         raise ImportError(
             f"{module.partition('.')[0]} is not installed. Run pip install 'saccade[{extra}]'."
         ) from error
+
+
+def package_version() -> str:
+    """The installed version of saccade; "0.0.0" in a source tree that was never installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("saccade")
+    except PackageNotFoundError:
+        return "0.0.0"

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "saccade"
 # Equation -> a function that computes it. Others may cite it too.
 COMPUTED_BY = {
     "PaCa Eq. 1": "ops/attention.py: cross_attention_reference",
-    "PaCa Eq. 2": "ops/pixel_pooling.py: pool_pixels_reference",
+    "PaCa Eq. 2": "ops/pixel_pooling.py: pool_pixels",
     "PaCa Eq. 3": "ops/pixel_pooling.py: pixel_softmax_reference",
     "PaCa Eq. 4": "tokens/clusters.py: ConvClustering.forward",
     "PaCa Eq. 5": "tokens/clusters.py: ConvClustering.forward",

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from saccade._extras import require
+from saccade._extras import package_version, require
 from saccade.heads.mask_rcnn import RegionDetector
 from saccade.inference.optimize import cast as cast_weights
 from saccade.models.card import Card, Preprocess, preprocess_of
@@ -407,8 +407,6 @@ def describe_export(
     with_preprocessing: bool,
 ) -> dict[str, Any]:
     """The metadata in a file: how to prepare images, what outputs mean, which model it is."""
-    import saccade
-
     metadata: dict[str, Any] = card.preprocess._asdict() | {"in_graph": with_preprocessing, "colour": "RGB"}
     if card.task == "classification":
         metadata["shorter"] = shorter_side(card.preprocess)
@@ -419,7 +417,7 @@ def describe_export(
         metadata |= {"min_size": transform.min_size[-1], "max_size": transform.max_size}
         metadata |= {"mean": list(transform.image_mean), "std": list(transform.image_std)}
     return {
-        "version": saccade.__version__,
+        "version": package_version(),
         "torch": torch.__version__,
         "model": card.name,
         "head": card.head,

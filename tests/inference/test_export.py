@@ -74,7 +74,10 @@ def test_every_registered_model_is_exported_in_one_of_the_tiers():
     assert sorted({*SMALL, *LARGE} - {SEGMENTER, DETECTOR}) == saccade.list_models()
 
 
-@pytest.mark.parametrize("name", SMALL)
+TASK_MODELS = [pytest.param(name, marks=pytest.mark.slow) for name in (SEGMENTER, DETECTOR)]
+
+
+@pytest.mark.parametrize("name", [*NANOS, *VIDEO_NANOS, *TASK_MODELS])
 def test_onnx_file_agrees_at_three_sizes_and_batch_sizes(exported, name):
     model, card, export = exported(name)
     rows = check_export(export.path, model, card, export.metadata, sizes=SIZES)
@@ -113,7 +116,7 @@ def test_onnx_file_names_dynamic_axes_and_has_onnx_operators_only(exported, name
     assert len(export.metadata["classes"]) == card.num_classes
 
 
-@pytest.mark.parametrize("name", ["vt_nano", "sparseformer_nano", SEGMENTER])
+@pytest.mark.parametrize("name", ["vt_nano", "sparseformer_nano", TASK_MODELS[0]])
 def test_pt2_file_agrees_after_loading(tmp_path, name):
     model = build(name)
     card = describe_model(model)

@@ -276,6 +276,7 @@ def test_prenorm_of_a_conv_mlp_is_one_autograd_function():
 
 
 @needs_triton
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["svit_nano", "paca_nano"])
 def test_models_train_the_same_with_norms_recomputed(name):
     torch.manual_seed(0)

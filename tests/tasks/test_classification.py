@@ -50,7 +50,7 @@ def test_classifier_of_another_size_is_replaced(tmp_path):
     assert tuned.head.fc.weight.shape[0] == 3
     torch.testing.assert_close(tuned.stem[0].conv.weight, model.stem[0].conv.weight)
     torch.testing.assert_close(same.head.fc.weight, model.head.fc.weight)
-    with pytest.raises(ValueError, match="another size"):
+    with pytest.raises(ValueError, match="Use the same size and options"):
         build_classifier("svit_nano", 3, str(tmp_path / "w.safetensors"), **(SMALL | {"projection": 24}))
 
 
