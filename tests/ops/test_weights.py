@@ -246,12 +246,12 @@ def test_hooks_of_a_loaded_model_keep_their_ids(small, monkeypatch):
 
 
 def test_built_models_have_the_hook_on_the_root_alone():
-    model = saccade.create_model("svit_nano", depths=(1, 1, 1, 1))
+    model = saccade.create_model("svit_nano", depths=(1, 1, 1, 1)).eval()
     assert [name for name, module in model.named_modules() if module._forward_pre_hooks] == [""]
     with torch.no_grad(), saccade.record(model) as traces:
         model(torch.randn(1, 3, 32, 32))
     assert traces
-    features = saccade.create_model("svit_nano", features_only=True, depths=(1, 1, 1, 1))
+    features = saccade.create_model("svit_nano", features_only=True, depths=(1, 1, 1, 1)).eval()
     with torch.no_grad():
         assert len(features(torch.randn(1, 3, 32, 32))) == 4
 
