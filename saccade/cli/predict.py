@@ -59,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
     device = torch.device(pick_device(args.device))
     model, card = open_task_model(args.checkpoint)
     check_options(args, card.task, OPTIONS)
-    predict = {"classification": classify, "segmentation": segment, "detection": detect}[card.task]
+    predict = {"classification": predict_classes, "segmentation": predict_segmentation, "detection": predict_objects}[
+        card.task
+    ]
     model.to(device)
     files = named_files(args.images, videos=card.preprocess.frames > 0)
     return report(args, card.task, files, lambda path, name: predict(model, card, path, name, args, device))
@@ -160,7 +162,9 @@ def named_files(paths: list[str], videos: bool = False) -> Iterator[tuple[Path, 
             yield file, file.stem if counts[file.stem] == 1 else f"{file.stem}-{counts[file.stem]}"
 
 
-def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
+def predict_classes(
+    model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any
+) -> dict[str, Any]:
     """Return the most probable classes of an image, or of a video averaged over views."""
     import torch
 
@@ -186,7 +190,9 @@ def classify(model: Any, card: Any, path: Path, name: str, args: argparse.Namesp
     }
 
 
-def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
+def predict_segmentation(
+    model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any
+) -> dict[str, Any]:
     """Return the area of every class; write a label PNG and an overlay PNG."""
     import numpy as np
     import torch
@@ -222,7 +228,9 @@ def segment(model: Any, card: Any, path: Path, name: str, args: argparse.Namespa
     return {"size": [image.width, image.height], "classes": class_areas(labels, names), **files}
 
 
-def detect(model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any) -> dict[str, Any]:
+def predict_objects(
+    model: Any, card: Any, path: Path, name: str, args: argparse.Namespace, device: Any
+) -> dict[str, Any]:
     """Return objects with a score of at least --threshold: name, score, box, mask in COCO RLE; write an overlay PNG."""
     import numpy as np
     import torch

@@ -47,7 +47,9 @@ class Segmentation:
 
 
 @torch.inference_mode()
-def segment(model: nn.Module, card: Card, image: Image.Image, name: str = "image", label: str = "") -> Segmentation:
+def segment_image(
+    model: nn.Module, card: Card, image: Image.Image, name: str = "image", label: str = ""
+) -> Segmentation:
     """Segment an image, resized to at most `MAX_SIDE` pixels."""
     image = image.copy()
     image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.BICUBIC)

@@ -19,7 +19,7 @@ from PIL import Image
 from saccade.data.synthetic.photos import photo_paths
 from saccade.web.catalogue import Catalogue
 from saccade.web.inspection import Inspection, inspect_image, summarize, summarize_token, summary_sheet
-from saccade.web.segmentation import Segmentation, segment
+from saccade.web.segmentation import Segmentation, segment_image
 from saccade.web.uploads import BadUpload, Limits, read_upload
 
 MAX_CACHED = 24  # results, a few megabytes each
@@ -57,7 +57,7 @@ class Service:
         """Run a segmenter on an image."""
 
         def work(image: Image.Image, name: str) -> Segmentation:
-            return segment(*self.catalogue.segmenter(model), image, name, model)
+            return segment_image(*self.catalogue.segmenter(model), image, name, model)
 
         return self._cached("segment", path, model, work)
 

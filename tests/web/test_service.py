@@ -16,7 +16,7 @@ from saccade.web import fragments
 from saccade.web import service as services
 from saccade.web.catalogue import Catalogue, list_entries
 from saccade.web.inspection import summarize
-from saccade.web.segmentation import segment
+from saccade.web.segmentation import segment_image
 from saccade.web.service import Service
 from saccade.web.uploads import BadUpload, Limits
 from tests.web.conftest import make_image
@@ -101,7 +101,7 @@ def test_segmentation_is_that_of_the_model(service, segmenter, tmp_path):
     path = make_image(tmp_path / "street.png", 5, (64, 96))
     segmentation = service.segment(str(path), "streets")
     model, card = open_task_model(segmenter)
-    expected = segment(model, card, Image.open(path).convert("RGB"))
+    expected = segment_image(model, card, Image.open(path).convert("RGB"))
     np.testing.assert_array_equal(segmentation.labels, expected.labels)
     assert segmentation.labels.shape == (64, 96)
     assert sum(row["share"] for row in segmentation.areas()) == pytest.approx(1, abs=1e-4)
