@@ -187,6 +187,7 @@ def test_attention_compiles_at_most_three_tiles_for_all_sizes(op, inputs, varian
     assert len(compiled) == variants
 
 
+@pytest.mark.slow
 def test_attention_operators_are_consistent():
     narrow, wide = randn(2, 9, 32, dtype=HALF).requires_grad_(), randn(2, 9, 64, dtype=HALF).requires_grad_()
     opcheck(attention._cross_attention.operator, (narrow, wide, 2, 0.25))

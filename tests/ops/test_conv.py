@@ -548,6 +548,7 @@ def test_stems_compile_the_same_kernels_for_all_sizes():
     assert len(compiled) == 2
 
 
+@pytest.mark.slow
 def test_conv_operators_are_consistent():
     images, weight = randn(2, 3, 9, 7), randn(8, 3, 7, 7).requires_grad_()
     opcheck(conv._stem_conv.operator, (images, weight, torch.float32))

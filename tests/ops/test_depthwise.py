@@ -91,6 +91,7 @@ def test_depthwise_conv_compiles_the_same_kernels_for_all_sizes_and_wide_layers(
     assert len(compiled) == 3  # output, gradient of the features, gradient of the weight
 
 
+@pytest.mark.slow
 @needs_triton
 def test_depthwise_operators_are_consistent():
     features, weight, bias = (value.requires_grad_() for value in inputs_of(2, 8, 4, 5))
