@@ -29,7 +29,7 @@ class Family(NamedTuple):
 FAMILIES = (
     Family("svit_nano", "svit_small", "super_tokens"),
     Family("paca_nano", "paca_tiny", "mosaic"),
-    Family("sparseformer_nano", "sparseformer_tiny", "looking"),
+    Family("sparseformer_nano", "sparseformer_tiny", "sampling"),
     Family("vt_nano", "vt_resnet18", "mosaic"),
 )
 TRAINED_MODEL = "svit_nano"

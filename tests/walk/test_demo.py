@@ -89,3 +89,14 @@ def test_demo_does_not_overwrite_a_user_run(weights_folder, capsys, tmp_path):
     assert main(["demo", "--out", str(tmp_path), "--train-minutes", "0.1", "--device", "cpu", "--json"]) == 1
     assert "already contains a run" in capsys.readouterr().err
     assert (tmp_path / "training" / "last.ckpt").read_text() == "mine"
+
+
+def test_demo_figures_exist_in_the_code_of_their_family():
+    """The figure that the page shows of each family is one that `saccade.explain` draws."""
+    from pathlib import Path
+
+    from saccade import explain
+
+    sources = "".join(path.read_text() for path in Path(explain.__file__).parent.rglob("*.py"))
+    for family in demo.FAMILIES:
+        assert f'"{family.figure}"' in sources, family
