@@ -1,4 +1,4 @@
-"""Draw docs/pictures/sparse_curves.png: training curves of the sparse detector, from the metrics.csv of its runs
+"""Draw docs/figures/sparse_curves.png: training curves of the sparse detector, from the metrics.csv of its runs
 in docs/results/curves.
 
 python tools/make_curves.py
@@ -52,7 +52,7 @@ def main() -> None:
             part.spines["top"].set_visible(False)
     lines = [handle for part in (axis, right) for handle in part.get_legend_handles_labels()[0]]
     figure.legend(handles=lines, loc="outside lower center", ncols=3, frameon=False)
-    target = DOCS / "pictures/sparse_curves.png"
+    target = DOCS / "figures/sparse_curves.png"
     figure.savefig(target, dpi=110)
     print(f"wrote {target}, {target.stat().st_size // 1024} KB")
 

@@ -11,7 +11,7 @@ import saccade
 from saccade.data.synthetic.photos import photo_paths
 from saccade.explain.drawing.figure import Figure
 
-OUT = Path(__file__).parent.parent / "docs/pictures"
+OUT = Path(__file__).parent.parent / "docs/figures"
 FIGURES = {  # file: photograph, model, figure, panel width in pixels
     "svit.png": ("cat", "svit_nano", "super_tokens", 300),
     "vt.png": ("astronaut", "vt_nano", "assignment-1", 120),

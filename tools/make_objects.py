@@ -1,4 +1,4 @@
-"""Draw docs/pictures/nuclei.png from a detector's predictions on the images of nuclei in tests/data:
+"""Draw docs/figures/nuclei.png from a detector's predictions on the images of nuclei in tests/data:
 
 saccade predict runs/svit_small_nuclei tests/data/nuclei-mini/test --out predictions
 python tools/make_objects.py predictions --model "svit_small with Mask R-CNN"
@@ -55,7 +55,7 @@ def main() -> None:
     ]
     caption = f"{args.model}; held-out images of BBBC038v1 (Caicedo et al., Nature Methods, 2019), CC0."
     sheet = Figure("nuclei", "Detected nuclei", caption, images + predictions, 3).image(300)
-    target = DOCS / "pictures/nuclei.png"
+    target = DOCS / "figures/nuclei.png"
     sheet.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=1).save(target, optimize=True)
     print(f"wrote {target}, {target.stat().st_size // 1024} KB")
 

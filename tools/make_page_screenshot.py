@@ -16,7 +16,7 @@ from saccade.web.server import start
 from saccade.web.service import Service
 
 COFFEE = (0.5, 0.35)  # position of the coffee in coffee.jpg
-OUT = Path(__file__).parent.parent / "docs/pictures/serve.jpg"
+OUT = Path(__file__).parent.parent / "docs/figures/serve.jpg"
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ validation result during training, selected on the same images it is measured on
 size used. A row marked "distilled" had a teacher and started from the weights named in its note: it had more
 supervision and more training time than the rows without.
 """
-# docs/pictures/DATA.*: figures of a data set. CamVid's terms do not allow publishing its own images.
+# docs/figures/DATA.*: figures of a data set. CamVid's terms do not allow publishing its own images.
 FIGURES = {"camvid": ("segments", "bundled photographs segmented by the embedded CamVid model")}
 COLUMNS = {
     "classification": ("model", "M params", "M multiply-adds", "px", "final top-1", "best top-1", "top-5", "ECE",
@@ -49,7 +49,7 @@ def add(run: Path, note: str = "", variant: str = "") -> Path:
             result["command"] = result["command"].replace(value, bare)
     result["command"] = re.sub(r"--out \S*/", "--out runs/", result["command"])
     result["data"] = Path(path).name
-    result["unreadable_pictures"] = []
+    result["unreadable_images"] = []
     result["note"] = note
     if variant:
         result["variant"] = variant
@@ -78,8 +78,8 @@ def page() -> str:
         parts.append(table(task, chosen))
         parts += [footnote(result) for result in chosen]
         name, caption = FIGURES.get(data, (data, f"{data}: images and predictions"))
-        for figure in sorted((DOCS / "pictures").glob(f"{name}.*")):
-            parts.append(f"\n![{caption}](pictures/{figure.name})")
+        for figure in sorted((DOCS / "figures").glob(f"{name}.*")):
+            parts.append(f"\n![{caption}](figures/{figure.name})")
         parts.append("")
     if not results:
         parts.append("No results yet.")

@@ -1,4 +1,4 @@
-"""Draw docs/pictures/scenes.jpg: held-out scenes and the detections of several runs.
+"""Draw docs/figures/scenes.jpg: held-out scenes and the detections of several runs.
 
 python tools/make_scenes.py "Mask R-CNN=runs/svit_nano_mask_rcnn_scenes" "sparse=runs/sparseformer_nano_scenes"
 """
@@ -50,7 +50,7 @@ def main() -> None:
             panels.append(Panel(np.asarray(drawn), name, f"{count} detections with a score of at least 0.5"))
     caption = f"Held-out scenes of the embedded set, at {SIZE} px; boxes, classes and scores."
     sheet = Figure("scenes", "Detected shapes", caption, panels, len(CHOSEN)).image(300)
-    target = DOCS / "pictures/scenes.jpg"
+    target = DOCS / "figures/scenes.jpg"
     sheet.save(target, quality=88, optimize=True)
     print(f"wrote {target}, {target.stat().st_size // 1024} KB")
 

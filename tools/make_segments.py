@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=240)
     args = parser.parse_args()
     if not args.data:
-        target = DOCS / "pictures/segments.jpg"
+        target = DOCS / "figures/segments.jpg"
         photographs().save(target, quality=80, optimize=True)
         print(f"wrote {target}, {target.stat().st_size // 1024} KB")
         return
@@ -111,7 +111,7 @@ def main() -> None:
     for name, labels in label_maps:
         drawn = [overlay_labels(np.asarray(i), own, colours) for i, own in zip(images, labels, strict=True)]
         columns.append((name, drawn))
-    target = DOCS / "pictures" / f"{Path(args.data).name}.jpg"
+    target = DOCS / "figures" / f"{Path(args.data).name}.jpg"
     target.parent.mkdir(exist_ok=True)
     sheet(columns, args.width).save(target, quality=88)
     print(f"wrote {target}")

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from saccade.ops._dispatch import plain_layer
+from saccade.ops import plain_layer
 
 
 @plain_layer

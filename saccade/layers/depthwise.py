@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from saccade import ops
-from saccade.ops._dispatch import plain_layer
+from saccade.ops import plain_layer
 
 
 @plain_layer

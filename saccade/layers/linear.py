@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from saccade.ops._dispatch import plain_layer
+from saccade.ops import plain_layer
 from saccade.ops.batch_norm import norm_act
 from saccade.ops.linear import grouped_linear, linear
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from saccade.layers.depthwise import DepthwiseConv
 from saccade.layers.linear import Linear
 from saccade.layers.norm import TokenNorm
-from saccade.ops._dispatch import plain_layer
+from saccade.ops import plain_layer
 from saccade.ops.linear import linear_gelu
 from saccade.ops.mlp import conv_mlp
 

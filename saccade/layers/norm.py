@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from saccade.ops._dispatch import plain_layer
+from saccade.ops import plain_layer
 from saccade.ops.layer_norm import channel_norm, layer_norm
 
 

@@ -27,7 +27,7 @@ from saccade.layers.grid import channels_last, check_images
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
 from saccade.models.registry import build, choose, pretrained_cfg, register
-from saccade.ops._dispatch import plain_layer
+from saccade.ops import plain_layer
 from saccade.ops.layer_norm import plain_norm
 from saccade.ops.pooling import conv_pool_relu
 from saccade.tokens.locate import LocationAttention, locate

@@ -3,7 +3,7 @@
 Models call them unconditionally; `_dispatch` decides which implementation runs, `_launch` launches kernels.
 """
 
-from saccade.ops._dispatch import REGISTRY, disabled, enabled, interpreted, record_implementations
+from saccade.ops._dispatch import REGISTRY, disabled, enabled, interpreted, plain_layer, record_implementations
 from saccade.ops.attention import self_attention
 from saccade.ops.batch_norm import norm_act
 from saccade.ops.conv import conv_act_norm, conv_norm, conv_norm_act, first_conv
@@ -36,6 +36,7 @@ __all__ = [
     "norm_act",
     "pixel_softmax",
     "place_points",
+    "plain_layer",
     "pool_pixels",
     "prenorm",
     "record_implementations",

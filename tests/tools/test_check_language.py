@@ -147,8 +147,8 @@ LEGITIMATE_PROSE = """
     filters learned by the model
     `look_at` was renamed
     the former "picture" argument
-    see docs/pictures/serve.jpg and tests/twin.py
-    [the table](docs/pictures.md)
+    see docs/figures/serve.jpg and tests/twin.py
+    [the table](docs/figures.md)
 """.strip().splitlines()
 
 
