@@ -15,7 +15,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from saccade.explain.drawing.figure import Figure, Panel
+from saccade.explanation.drawing.figure import Figure, Panel
 
 DOCS = Path(__file__).parents[1] / "docs"
 MINI = DOCS.parent / "tests/data/nuclei-mini"

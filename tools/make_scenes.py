@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from saccade.data.sources.objects import trainable_objects
 from saccade.data.synthetic.scenes import SceneObjects
-from saccade.explain.drawing.figure import Figure, Panel
+from saccade.explanation.drawing.figure import Figure, Panel
 from saccade.tasks.detection_drawing import draw_detections
-from saccade.tasks.open import open_task_model
+from saccade.tasks.load import card_of, load
 
 DOCS = Path(__file__).parents[1] / "docs"
 CHOSEN = [3, 14, 27, 45]  # with small and occluded shapes
@@ -35,7 +35,8 @@ def main() -> None:
         names = ", ".join(shown.classes[label - 1] for label in labels)
         panels.append(Panel(np.asarray(image), f"scene {index}", names))
     for name, run in (each.split("=", 1) for each in args.runs):
-        model, card = open_task_model(run)
+        model = load(run)
+        card = card_of(model)
         for index in CHOSEN:
             pixels = torch.from_numpy(np.array(scenes.read(index))).permute(2, 0, 1) / 255
             with torch.inference_mode():

@@ -11,19 +11,16 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from saccade.data.open import open_mask_split
+import saccade
+from saccade.data.open import find_mask_splits, open_split
 from saccade.data.sources.masks import read_pair
 from saccade.data.synthetic.photos import photo_paths
-from saccade.engine.tasks.evaluate_segmenter import predict_batch, preprocess_images
-from saccade.explain.drawing.figure import Figure, Panel
-from saccade.tasks.open import open_task_model
+from saccade.explanation.drawing.figure import Figure, Panel
 from saccade.tasks.segmentation_drawing import class_areas, class_colours, overlay_labels
-from saccade.tasks.segmentation_inference import WHOLE_IMAGE
 
 DOCS = Path(__file__).parents[1] / "docs"
 BAR = 18  # px for the names above the images
@@ -31,17 +28,12 @@ EMBEDDED, PHOTOS, SHORTER = "paca_nano+paca.camvid", ("camera", "rocket"), 360  
 NAMED = 0.03  # minimum fraction of the image for a class to be named in it
 
 
-@torch.inference_mode()
 def predict_label_maps(
     weights: str | Path, images: list[Image.Image], shorter: int | None = None
 ) -> tuple[str, list[np.ndarray], list[str]]:
-    model, card = open_task_model(weights)
-    predicted = []
-    for image in images:
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
-        inputs = preprocess_images(pixels, card.preprocess, shorter or card.shorter)
-        probabilities = predict_batch(model, inputs, pixels.shape[2:], WHOLE_IMAGE, card.classes)
-        predicted.append(probabilities.argmax(1)[0].byte().numpy())
+    model = saccade.load(weights)
+    card = model.card
+    predicted = [each.labels for each in saccade.predict(model, images, size=shorter, window=0)]
     return f"{card.name} + {card.head}", predicted, card.names
 
 
@@ -100,7 +92,7 @@ def main() -> None:
         photographs().save(target, quality=80, optimize=True)
         print(f"wrote {target}, {target.stat().st_size // 1024} KB")
         return
-    source = open_mask_split(args.data, args.split)
+    source = open_split(args.data, args.split, find=find_mask_splits)
     chosen = np.linspace(0, len(source) - 1, args.images + 2, dtype=int)[1:-1].tolist()
     pairs = [read_pair(source, index) for index in chosen]
     images, colours = [image for image, _ in pairs], class_colours(len(source.classes))

@@ -5,6 +5,8 @@ The number of workers therefore changes nothing, and a run can resume at any ste
 
 import os
 import random
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -287,17 +289,23 @@ def cached_image_size(source: Source, image_size: int, max_side: int = 96, max_b
     Judged by 32 images: all sides at most `max_side` px, the whole source at most `max_bytes`. Square images of one
     size keep it, others are resized to `image_size`.
     """
-    sizes: set[tuple[int, int]] = set()
-    for index in np.linspace(0, len(source) - 1, num=min(32, len(source)), dtype=int):
-        try:
-            sizes.add(source.read(int(index)).size)
-        except BadImage:
-            continue
+    sizes = sampled_sizes(source)
     if not sizes or max(max(size) for size in sizes) > max_side:
         return None
     width, height = next(iter(sizes))
     side = width if len(sizes) == 1 and width == height else image_size
     return side if len(source) * 3 * side * side <= max_bytes else None
+
+
+def sampled_sizes(source: Any, count: int = 32) -> set[tuple[int, int]]:
+    """Sizes (width, height) of up to `count` readable images of a source."""
+    sizes = set()
+    for index in np.linspace(0, len(source) - 1, num=min(count, len(source)), dtype=int):
+        try:
+            sizes.add(source.read(int(index)).size)
+        except BadImage:
+            continue
+    return sizes
 
 
 def seed_all(seed: int) -> None:
@@ -329,12 +337,24 @@ def _data_loader(
         pin_memory=pin_memory,
         persistent_workers=persistent and workers > 0,
         prefetch_factor=2 if workers else None,
-        worker_init_fn=_use_one_thread,
+        worker_init_fn=_init_worker,
     )
 
 
-def _use_one_thread(_: int) -> None:
+def _init_worker(_: int) -> None:
+    """Use one thread, and leave signals to the main process: schedulers send them to every process of a job."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_exit_on_sigterm_of_parent, daemon=True).start()
+
+
+def _exit_on_sigterm_of_parent() -> None:
+    """Ignore SIGTERM from elsewhere; at its exit, Python waits for workers that it has sent SIGTERM."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 def _split_bad(samples: list) -> tuple[list, Bad]:

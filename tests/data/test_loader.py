@@ -16,7 +16,7 @@ from saccade.data.loader import (
     cached_image_size,
     decode_all,
 )
-from saccade.data.open import open_train_and_val_objects
+from saccade.data.open import find_object_splits, open_train_and_val
 from saccade.data.sources.base import DataError
 from saccade.data.sources.folder import FolderSource
 from saccade.data.sources.masks import load_pair
@@ -205,7 +205,7 @@ def test_repeated_object_samples_keep_their_own_masks():
 def test_unreadable_object_images_are_replaced_in_training_and_left_out_in_evaluation(tmp_path):
     write(tmp_path)
     (tmp_path / "train" / "b.png").write_bytes(b"not an image")
-    source, _ = open_train_and_val_objects(tmp_path, val_path=tmp_path)
+    source, _ = open_train_and_val(tmp_path, val_path=tmp_path, find=find_object_splits)
     (batch,) = ObjectLoader(source, EvalObjects(), Order(3, 3), workers=0).epoch(0)
     assert len(batch.images) == 3
     assert [index for index, _ in batch.bad] == [2]

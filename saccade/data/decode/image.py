@@ -1,18 +1,25 @@
 """Encoded image -> 8-bit RGB, and encoded mask -> integers, for every file type that datasets use."""
 
 import io
-from functools import lru_cache
+import warnings
+from functools import lru_cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+
+from saccade._extras import printable
+from saccade.data.decode.urls import is_url, read_bytes
 
 IMAGE_SUFFIXES = {
     ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".jp2", ".avif",
 }  # fmt: skip
 # Pillow's other parsers (PSD, EPS, FITS, ...) are larger, less tested, and must not run on untrusted files.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
+MAX_PIXELS = 120_000_000  # about half a gigabyte once decoded; larger files are refused before decoding
+_OPENING = Lock()
 # Raised by Pillow for empty, truncated, oversized or unidentified files.
 DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.DecompressionBombError)
 
@@ -21,44 +28,94 @@ class BadImage(ValueError):
     """An image that cannot be read. The message is `name: reason`."""
 
     def __init__(self, name: str, reason: object):
-        super().__init__(f"{name}: {reason}")
-        self.name, self.reason = name, str(reason)
+        self.name, self.reason = printable(name), printable(str(reason))
+        super().__init__(f"{self.name}: {self.reason}")
 
     def __reduce__(self):  # pickled by DataLoader workers
         return type(self), (self.name, self.reason)
 
 
-def read_image(source: str | Path | bytes | Any, name: str | None = None) -> Image.Image:
-    """Decode a path, bytes or an open binary file to RGB; raises `BadImage`, which carries `name`."""
+def read_image(source: str | Path | bytes | Any, name: str | None = None, max_side: int | None = None) -> Image.Image:
+    """Decode a path, URL, bytes or an open binary file to RGB; raises `BadImage`, which carries `name`.
+
+    Of an animation, the first frame. With `max_side`, larger images are downscaled; JPEG files already while decoding,
+    which bounds memory.
+    """
     name = name or (str(source) if isinstance(source, (str, Path)) else "image")
-    return _decode(source, name, to_rgb)
+    return _decode(source, name, to_rgb if max_side is None else partial(_downscaled_rgb, max_side=max_side), max_side)
 
 
-def read_mask_values(source: str | Path | bytes | Any, name: str) -> np.ndarray:
-    """Integers (H, W) int64 of a palette, 8-bit or 16-bit grey file. The colours of a palette are ignored."""
-    values, mode = _decode(source, name, lambda image: (np.array(image), image.mode))
+def read_mask_values(source: str | Path | bytes | Any, name: str, colours: bool = False) -> np.ndarray:
+    """Integers (H, W) int64 of a palette, 8-bit or 16-bit grey file, whose palette is ignored.
+
+    With `colours`, the RGB colour of every pixel instead: 0xrrggbb.
+    """
+    values, mode, file_format = _decode(
+        source, name, lambda image: (np.array(image.convert("RGB") if colours else image), image.mode, image.format)
+    )
+    if file_format == "JPEG":
+        raise BadImage(name, "expected a mask in a lossless format, got JPEG, which changes values. Save it as PNG")
+    if colours:
+        return values.astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])
     if values.ndim == 3 and values.shape[2] >= 3 and (values[..., :3] == values[..., :1]).all():
         values = values[..., 0]  # grey stored as RGB
     if values.ndim != 2 or values.dtype.kind not in "uib":
         raise BadImage(
             name,
             f"expected a mask with one channel of class indices, got a colour image (mode {mode}). "
-            "Replace every colour by its class index and save as 8-bit PNG",
+            "List the colour of every class, as in data.mask_values=['#000000', '#ff0000']",
         )
     return values.astype(np.int64)
 
 
-def _decode(source: Any, name: str, convert: Any) -> Any:
-    """`convert` of the loaded Pillow image. Every file that saccade.data decodes is opened here."""
+def _decode(source: Any, name: str, convert: Any, max_side: int | None = None) -> Any:
+    """`convert` of the loaded Pillow image. Every file that saccade decodes is opened here."""
+    if isinstance(source, (str, Path)) and Path(source).is_dir():
+        raise BadImage(name, "expected an image file, got a folder. Name the images in it")
     try:
+        if isinstance(source, str) and is_url(source):
+            source = read_bytes(source)
+        if isinstance(source, bytes) and not source:
+            raise BadImage(name, "the file is empty")
         file = io.BytesIO(source) if isinstance(source, bytes) else source
-        with Image.open(file, formats=supported_formats()) as image:
+        with _open(file) as image:
+            _check_pixels(image.width * image.height)
+            if max_side is not None:
+                image.draft("RGB", (max_side, max_side))  # JPEG only: decode at 1/2, 1/4 or 1/8
             image.load()
             return convert(image)
+    except BadImage:
+        raise
+    except FileNotFoundError as error:
+        raise BadImage(name, "no such file") from error
     except UnidentifiedImageError as error:
         raise BadImage(name, f"not a readable image. Expected one of {', '.join(FORMATS)}") from error
-    except DECODE_ERRORS as error:
-        raise BadImage(name, error) from error
+    except Exception as error:  # Pillow raises many types for damaged files: struct.error, zlib.error, KeyError, ...
+        raise BadImage(name, " ".join(str(error).split()) or type(error).__name__) from error
+
+
+def _open(file: Any) -> Image.Image:
+    """Read the header of a file. The lock is for `catch_warnings`, which changes the filters of all threads."""
+    with _OPENING, warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS is the limit here
+        return Image.open(file, formats=supported_formats())
+
+
+def _check_pixels(pixels: int) -> None:
+    if pixels > MAX_PIXELS:
+        raise ValueError(
+            f"expected at most {MAX_PIXELS / 1e6:.0f} megapixels, got {pixels / 1e6:.0f}. "
+            "Downscale it first, for example with Image.thumbnail"
+        )
+
+
+def _downscaled_rgb(image: Image.Image, max_side: int) -> Image.Image:
+    """Downscale before the conversion to RGB, which would copy the large image."""
+    if image.mode in ("RGB", "L", "RGBA", "CMYK", "YCbCr"):  # palettes and 16-bit modes cannot be interpolated
+        image.thumbnail((max_side, max_side), Image.Resampling.BICUBIC, reducing_gap=2.0)
+    image = to_rgb(image)
+    image.thumbnail((max_side, max_side), Image.Resampling.BICUBIC)
+    return image
 
 
 @lru_cache(maxsize=1)

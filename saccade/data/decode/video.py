@@ -72,6 +72,15 @@ class VideoFile:
             # Raw streams have no timestamps; then `frames` decodes from the start and counts.
             self.timestamps = sorted(timestamps) if None not in timestamps else None
             self.count = len(packets)
+            rate = float(stream.average_rate or 25)
+            base = float(stream.time_base or 1 / rate)
+            first = self.timestamps[0] if self.timestamps else 0
+            # (T,) seconds since the first frame
+            self.times = (
+                [base * (t - first) for t in self.timestamps]
+                if self.timestamps
+                else [index / rate for index in range(self.count)]
+            )
         if not self.count:
             raise BadVideo(str(self.path), "the video has no frames")
 
@@ -97,6 +106,19 @@ class VideoFile:
         if image is None:
             raise BadVideo(str(self.path), "none of the requested frames can be decoded")
         yield from [image] * len(pending)
+
+
+def frames_every(path: str | os.PathLike, seconds: float) -> Iterator[tuple[float, Image.Image]]:
+    """Time and image of a frame of a video file every `seconds`, from the first one on; one frame in memory."""
+    if not seconds > 0:
+        raise ValueError(f"expected a positive number of seconds between frames, got {seconds}.")
+    video = VideoFile(path)
+    indices, due = [], 0.0
+    for index, time in enumerate(video.times):
+        if time >= due - 1e-6:
+            indices.append(index)
+            due = (int(time / seconds + 1e-6) + 1) * seconds
+    yield from zip((video.times[index] for index in indices), video.frames(indices), strict=True)
 
 
 def _to_image(frame: Any) -> Image.Image:

@@ -3,7 +3,6 @@
 import glob
 import json
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,13 @@ from saccade.data.open.splits import (
     EMBEDDED_VIDEOS,
     EVAL_NAMES,
     TRAIN_NAMES,
+    Opener,
     check_exists,
-    choose_split,
     embedded_splits,
-    eval_split,
     files_matching,
     group_files,
-    train_split,
 )
-from saccade.data.sources.base import DataError, Source, Subset, check_labels, hold_out
+from saccade.data.sources.base import DataError
 from saccade.data.sources.folder import FolderSource
 from saccade.data.sources.shards import ShardSource
 from saccade.data.sources.table import TableSource, saved_dataset_files
@@ -30,49 +27,6 @@ from saccade.data.synthetic.motions import MOTIONS, MotionSet
 from saccade.data.synthetic.scenes import Scenes
 
 LIST_SUFFIXES = (".csv", ".tsv", ".txt")
-
-Opener = Callable[..., Source]  # called with classes=...
-Finder = Callable[..., dict[str, Opener]]  # path and options -> splits
-
-
-def open_train_and_val(
-    path: str | Path,
-    val_path: str | Path | None = None,
-    val_fraction: float = 0.1,
-    seed: int = 0,
-    find: Finder | None = None,
-    **options: Any,
-) -> tuple[Source, Source]:
-    """Training and validation sets, checked. Without a validation split, `val_fraction` of each class is held out.
-
-    `options` are those of `find`, by default `find_splits`; pass `find_video_splits` for videos.
-    """
-    splits = (find or find_splits)(path, **options)
-    train: Source = train_split(splits)(classes=None)
-    check_labels(train, "training")
-    val: Source
-    if val_path is not None:
-        val = open_split(val_path, None, train.classes, find, **options)
-    elif (open_val := eval_split(splits)) is not None:
-        val = open_val(classes=train.classes)
-    else:
-        train, val = hold_out(train, val_fraction, seed)
-    if val.classes != train.classes:
-        val = _match_classes(val, train.classes)
-    check_labels(val, "validation")
-    return train, val
-
-
-def open_split(
-    path: str | Path,
-    split: str | None = None,
-    classes: list[str] | None = None,
-    find: Finder | None = None,
-    **options: Any,
-) -> Source:
-    """One dataset: the requested split, else the one for evaluation, else everything."""
-    source = choose_split((find or find_splits)(path, **options), split, path)(classes=classes)
-    return _match_classes(source, classes) if classes is not None and source.classes != classes else source
 
 
 def find_splits(
@@ -115,29 +69,6 @@ def _find_in_files(files: list[str], columns: dict[str, Any], location: str) -> 
     if files[0].endswith(".tar"):
         return {split: partial(ShardSource, members) for split, members in groups.items()}
     return {split: partial(TableSource, members, **columns) for split, members in groups.items()}
-
-
-class _RelabelledSource(Subset):
-    """A source with the class indices of another list of names."""
-
-    def __init__(self, source: Source, classes: list[str]):
-        super().__init__(source, range(len(source)))
-        self.classes = classes
-        for old, name in enumerate(source.classes):
-            self.labels[source.labels == old] = classes.index(name)
-
-
-def _match_classes(source: Source, classes: list[str]) -> Source:
-    """Map labels to `classes` by name. Names that are indices only match by index."""
-    if all(name.isdigit() for name in source.classes) and len(source.classes) <= len(classes):
-        source.classes = classes
-        return source
-    if unknown := [name for name in source.classes if name not in classes]:
-        raise DataError(
-            f"{len(unknown)} of {len(source.classes)} classes are unknown: {', '.join(unknown[:3])}. "
-            f"Expected names among {', '.join(classes[:3])}, ... ({len(classes)} in total)."
-        )
-    return _RelabelledSource(source, classes)
 
 
 def find_video_splits(

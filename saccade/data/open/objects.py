@@ -1,55 +1,36 @@
 """Images with objects at a path."""
 
 import re
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from saccade._extras import require
 from saccade.data.open.splits import (
     EMBEDDED_IMAGES,
+    EVAL_NAMES,
+    TRAIN_NAMES,
+    Opener,
     check_exists,
-    choose_split,
     embedded_splits,
-    eval_split,
     files_matching,
-    train_split,
 )
-from saccade.data.sources.base import DataError
+from saccade.data.sources.base import DataError, read_class_names
+from saccade.data.sources.box_files import BoxFiles, parse_voc, parse_yolo, voc_pairs, yolo_pairs
 from saccade.data.sources.coco import CocoSource, read_json
 from saccade.data.sources.object_table import ObjectTable
-from saccade.data.sources.objects import ObjectSource, hold_out_objects
 from saccade.data.synthetic.scenes import SceneObjects
-
-
-def open_train_and_val_objects(
-    path: str | Path, val_path: str | Path | None = None, val_fraction: float = 0.1, seed: int = 0, **options: Any
-) -> tuple[ObjectSource, ObjectSource]:
-    """Training and validation sets. Without a validation split, `val_fraction` of the images is held out."""
-    splits = find_object_splits(path, **options)
-    train = train_split(splits)(classes=None)
-    if val_path is not None:
-        return train, open_object_split(val_path, None, train.classes, **options)
-    if (open_val := eval_split(splits)) is not None:
-        return train, open_val(classes=train.classes)
-    return hold_out_objects(train, val_fraction, seed)
-
-
-def open_object_split(
-    path: str | Path, split: str | None = None, classes: list[str] | None = None, **options: Any
-) -> ObjectSource:
-    """One dataset: the requested split, else the one for evaluation, else everything."""
-    return choose_split(find_object_splits(path, **options), split, path)(classes=classes)
 
 
 def find_object_splits(
     path: str | Path, image_column: str | None = None, scenes: int = 512, size: int = 128
-) -> dict[str, Callable[..., ObjectSource]]:
+) -> dict[str, Opener]:
     """Images with objects. `scenes` (number of training images) and `size` are for the embedded dataset."""
     if str(path) == EMBEDDED_IMAGES:
         return embedded_splits(SceneObjects, scenes, max(10, scenes // 8), size)
     path = Path(path)
-    check_exists(path, "a COCO JSON file, a folder with one, Parquet files", EMBEDDED_IMAGES)
+    check_exists(path, "a COCO JSON file, a folder in the layout of COCO, YOLO or VOC, Parquet files", EMBEDDED_IMAGES)
+    if path.suffix in (".yaml", ".yml"):
+        return _yolo_yaml_splits(path)
     if path.is_file():
         return {"all": _object_opener(path, image_column)}
     for folder in (path / "annotations", path):
@@ -58,15 +39,20 @@ def find_object_splits(
             return {_coco_split_name(file.stem): _object_opener(file, image_column) for file in files}
     if files := sorted(path.glob("*/_annotations.coco.json")):  # Roboflow
         return {_coco_split_name(file.parent.name): _object_opener(file, image_column) for file in files}
+    if splits := _yolo_splits(path) or _voc_splits(path):
+        return splits
     groups: dict[str, list[str]] = {}
     for file in files_matching(path, "*.parquet"):
         groups.setdefault(_coco_split_name(re.split(r"[-.]", Path(file).name)[0]), []).append(file)
     if groups:
         return {name: partial(ObjectTable, files, image_column) for name, files in groups.items()}
-    raise DataError(f"expected COCO annotations (annotations/instances_train.json) or Parquet files in {path}.")
+    raise DataError(
+        f"expected COCO annotations (annotations/instances_train.json), YOLO's images/ and labels/, VOC's JPEGImages/ "
+        f"and Annotations/, or Parquet files in {path}."
+    )
 
 
-def _object_opener(file: Path, image_column: str | None) -> Callable[..., ObjectSource]:
+def _object_opener(file: Path, image_column: str | None) -> Opener:
     if file.suffix == ".parquet":
         return partial(ObjectTable, [file], image_column)
     if file.suffix != ".json":
@@ -101,3 +87,63 @@ def _coco_image_folder(file: Path) -> Path:
 def _coco_split_name(text: str) -> str:
     """ "instances_train2017" -> "train"."""
     return re.sub(r"\d{4}$", "", text.removeprefix("instances_")).lower() or "all"
+
+
+def _yolo_splits(path: Path) -> dict[str, Opener]:
+    """data.yaml; images/train and labels/train; train/images and train/labels; or images and labels."""
+    if (file := next((path / name for name in ("data.yaml", "data.yml") if (path / name).is_file()), None)) is not None:
+        return _yolo_yaml_splits(file)
+    names = read_class_names(path)
+    folders = {"all": path / "images"}
+    for name in TRAIN_NAMES + EVAL_NAMES:
+        for folder in (path / "images" / name, path / name / "images"):
+            if folder.is_dir():
+                folders[name] = folder
+    if len(folders) > 1:
+        del folders["all"]
+    pairs = {name: yolo_pairs(folder) for name, folder in folders.items() if folder.is_dir()}
+    if not any(file.is_file() for files in pairs.values() for _, file in files):
+        return {}
+    return {name: partial(_open_yolo, files, names) for name, files in pairs.items()}
+
+
+def _yolo_yaml_splits(file: Path) -> dict[str, Opener]:
+    """Splits of a data.yaml with `names` and the image folders `train`, `val` and `test`."""
+    yaml = require("yaml", "train")
+    try:
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        names = config["names"]
+        names = [names[key] for key in sorted(names)] if isinstance(names, dict) else list(names)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise DataError(f"expected a YOLO file with names, train and val, got {file}: {error!r}.") from error
+    root = file.parent / str(config.get("path") or "")
+    folders = {}
+    for split in ("train", "val", "test"):
+        if text := config.get(split):
+            # Roboflow writes ../train/images for a folder beside the file
+            candidates = [base / part for base in (root, file.parent) for part in (str(text), str(text).lstrip("./"))]
+            folders[split] = next((folder for folder in candidates if folder.exists()), candidates[0])
+    if missing := [str(folder) for folder in folders.values() if not folder.exists()] or not folders:
+        raise DataError(f"expected the image folders of {file}, got none at {missing}.")
+    return {split: partial(_open_yolo, yolo_pairs(folder), names) for split, folder in folders.items()}
+
+
+def _open_yolo(pairs: list[tuple[Path, Path]], names: list[str] | None, classes: list[str] | None = None) -> BoxFiles:
+    return BoxFiles(pairs, parse_yolo, dict(enumerate(names)) if names else None, True, classes)
+
+
+def _voc_splits(path: Path) -> dict[str, Opener]:
+    """JPEGImages and Annotations with ImageSets/Main, also one level down; or .xml beside the images of every split."""
+    for root in (path, *sorted(path.glob("VOC*"))):
+        images = next((root / name for name in ("JPEGImages", "images") if (root / name).is_dir()), None)
+        if images is None or next((root / "Annotations").glob("*.xml"), None) is None:
+            continue
+        lists = {file.stem: file.read_text().split() for file in sorted((root / "ImageSets/Main").glob("*.txt"))}
+        stems = {name: lists[name] for name in TRAIN_NAMES + EVAL_NAMES if name in lists} or {"all": None}
+        return {name: partial(_open_voc, images, root / "Annotations", chosen) for name, chosen in stems.items()}
+    folders = [name for name in TRAIN_NAMES + EVAL_NAMES if next((path / name).glob("*.xml"), None) is not None]
+    return {name: partial(_open_voc, path / name, path / name, None) for name in folders}
+
+
+def _open_voc(images: Path, annotations: Path, stems: list[str] | None, classes: list[str] | None = None) -> BoxFiles:
+    return BoxFiles(voc_pairs(images, annotations, stems), parse_voc, classes=classes)

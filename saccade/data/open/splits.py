@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from saccade.data.sources.base import DataError
 
@@ -12,23 +12,22 @@ TRAIN_NAMES = ("train", "training")
 EVAL_NAMES = ("val", "validation", "valid", "dev", "test", "testing")
 EMBEDDED_IMAGES, EMBEDDED_VIDEOS = "scenes", "motions"
 
-AnySource = TypeVar("AnySource")
+Opener = Callable[..., Any]  # classes -> the source of a split
+Finder = Callable[..., dict[str, Opener]]  # path and options -> openers by split
 
 
-def train_split(splits: dict[str, Callable[..., AnySource]]) -> Callable[..., AnySource]:
+def train_split(splits: dict[str, Opener]) -> Opener:
     """The split for training, else the first."""
     return splits[next((name for name in TRAIN_NAMES if name in splits), next(iter(splits)))]
 
 
-def eval_split(splits: dict[str, Callable[..., AnySource]]) -> Callable[..., AnySource] | None:
+def eval_split(splits: dict[str, Opener]) -> Opener | None:
     """The split for evaluation, None if there is none."""
     name = next((name for name in EVAL_NAMES if name in splits), None)
     return None if name is None else splits[name]
 
 
-def choose_split(
-    splits: dict[str, Callable[..., AnySource]], split: str | None, path: str | Path
-) -> Callable[..., AnySource]:
+def choose_split(splits: dict[str, Opener], split: str | None, path: str | Path) -> Opener:
     """The requested split, else the one for evaluation, else the first."""
     if split is None:
         return eval_split(splits) or next(iter(splits.values()))
@@ -37,10 +36,10 @@ def choose_split(
     return splits[split]
 
 
-def embedded_splits(create: Callable[..., AnySource], train: int, val: int, *args: Any) -> dict[str, Any]:
+def embedded_splits(create: Opener, train: int, val: int, *args: Any) -> dict[str, Any]:
     """Openers create(count, *args, split) of an embedded dataset; its classes are fixed."""
 
-    def opener(count: int, split: str, classes: list[str] | None = None) -> AnySource:
+    def opener(count: int, split: str, classes: list[str] | None = None) -> Any:
         return create(count, *args, split)
 
     return {split: partial(opener, count, split) for split, count in (("train", train), ("val", val), ("test", val))}

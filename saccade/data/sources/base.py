@@ -33,11 +33,22 @@ class Source(Protocol):
 
 
 class Subset:
-    """Samples of a source at `indices`."""
+    """Samples of a source at `indices`, for sources of every task; it has those of these attributes the source has."""
 
-    def __init__(self, source: Source, indices: Sequence[int] | np.ndarray):
+    classes: list[str]
+    labels: np.ndarray
+    image_ids: np.ndarray
+    category_ids: list[int]
+    has_masks: bool
+
+    def __init__(self, source: Any, indices: Sequence[int] | np.ndarray):
         self.source, self.indices = source, np.asarray(indices, dtype=np.int64)
-        self.classes, self.labels = source.classes, source.labels[self.indices]
+        for name in ("classes", "category_ids", "has_masks"):
+            if hasattr(source, name):
+                setattr(self, name, getattr(source, name))
+        for name in ("labels", "image_ids"):  # one value per sample
+            if hasattr(source, name):
+                setattr(self, name, getattr(source, name)[self.indices])
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -45,34 +56,60 @@ class Subset:
     def read(self, index: int) -> Any:
         return self.source.read(int(self.indices[index]))
 
+    def read_mask(self, index: int) -> np.ndarray:
+        return self.source.read_mask(int(self.indices[index]))
+
+    def objects(self, index: int, size: tuple[int, int]) -> Any:
+        return self.source.objects(int(self.indices[index]), size)
+
     def name(self, index: int) -> str:
         return self.source.name(int(self.indices[index]))
 
+    def ground_truth(self) -> dict[str, Any]:
+        document, ids = self.source.ground_truth(), set(self.image_ids.tolist())
+        return document | {
+            "images": [entry for entry in document["images"] if entry["id"] in ids],
+            "annotations": [annotation for annotation in document["annotations"] if annotation["image_id"] in ids],
+        }
 
-def hold_out(source: Source, fraction: float, seed: int = 0) -> tuple[Subset, Subset]:
-    """Training and validation subsets, stratified: `fraction` of each class is held out."""
+
+def hold_out(source: Any, fraction: float, seed: int = 0) -> tuple[Subset, Subset]:
+    """Training and validation subsets. `fraction` is held out: of each class if the samples have labels."""
     if not 0 < fraction < 1:
         raise DataError(f"expected val_fraction between 0 and 1, got {fraction}.")
     order = np.random.default_rng(seed).permutation(len(source))
     is_val = np.zeros(len(source), dtype=bool)
-    for label in range(len(source.classes)):
-        members = order[source.labels[order] == label]
+    for name, members in _groups(source, order).items():
         if len(members) == 1:
-            raise DataError(
-                f"class {source.classes[label]!r} has only one image, so none can be held out. "
-                "Add images, or set data.val_path."
-            )
+            raise DataError(f"{name} has only one image, so none can be held out. Add images, or set data.val_path.")
         is_val[members[: max(1, round(fraction * len(members)))]] = True
     return Subset(source, np.flatnonzero(~is_val)), Subset(source, np.flatnonzero(is_val))
 
 
-def split_indices(count: int, fraction: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted indices for training and validation, not stratified."""
-    if not 0 < fraction < 1 or count < 2:
-        raise DataError(f"cannot hold out a fraction of {fraction} of {count} images. Set data.val_path.")
-    order = np.random.default_rng(seed).permutation(count)
-    num_val = max(1, round(fraction * count))
-    return np.sort(order[num_val:]), np.sort(order[:num_val])
+def limited(source: Any, count: int | None, seed: int = 0) -> Any:
+    """At most `count` samples of a source, the same for the same seed; None for all.
+
+    With labels every class has the same number of samples, as far as there are enough.
+    """
+    if count is None or count >= len(source):
+        return source
+    if count < 1:
+        raise DataError(f"expected a limit of at least 1 sample, got {count}.")
+    if hasattr(source, "limited"):  # rendered samples
+        return source.limited(count)
+    order = np.random.default_rng(seed).permutation(len(source))
+    groups = _groups(source, order).values()
+    position = np.concatenate([np.arange(len(members)) for members in groups])  # of each sample in its class
+    chosen = np.concatenate(list(groups))[np.argsort(position, kind="stable")[:count]]
+    return Subset(source, np.sort(chosen))
+
+
+def _groups(source: Any, order: np.ndarray) -> dict[str, np.ndarray]:
+    """The indices `order` by class if the samples have labels, else in one group."""
+    if not hasattr(source, "labels"):
+        return {"the dataset": order}
+    groups = {f"class {name!r}": order[source.labels[order] == label] for label, name in enumerate(source.classes)}
+    return {name: members for name, members in groups.items() if len(members)}
 
 
 def check_labels(source: Source, role: str = "training") -> None:

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from saccade._extras import require
+from saccade._extras import printable, require
 from saccade.data.decode.image import BadImage, read_image
 from saccade.data.sources.base import DataError, check_known_classes
 from saccade.data.sources.objects import Objects
@@ -43,11 +42,11 @@ class CocoSource:
         self.sizes = [(entries[image_id].get("width"), entries[image_id].get("height")) for image_id in image_ids]
         segmented = [bool(item.get("segmentation")) for image_id in image_ids for item in per_image[image_id]]
         self.has_masks = bool(segmented) and all(segmented)
-        # One pickled byte array: forked DataLoader workers share its pages, while Python objects would be copied on
+        # One array of JSON text: forked DataLoader workers share its pages, while Python objects would be copied on
         # write by reference counting.
-        pickled = [pickle.dumps([_compact(item, labels) for item in per_image[image_id]]) for image_id in image_ids]
-        self._offsets = np.cumsum([0] + [len(data) for data in pickled])
-        self._annotations = np.frombuffer(b"".join(pickled), dtype=np.uint8)
+        lines = [json.dumps([_compact(item, labels) for item in per_image[i]]).encode() for i in image_ids]
+        self._offsets = np.cumsum([0] + [len(data) for data in lines])
+        self._annotations = np.frombuffer(b"".join(lines), dtype=np.uint8)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -59,10 +58,10 @@ class CocoSource:
         return image
 
     def name(self, index: int) -> str:
-        return str(self.root / self.paths[index])
+        return printable(self.root / self.paths[index])
 
     def objects(self, index: int, size: tuple[int, int]) -> Objects:
-        annotations = pickle.loads(self._annotations[self._offsets[index] : self._offsets[index + 1]].tobytes())
+        annotations = json.loads(self._annotations[self._offsets[index] : self._offsets[index + 1]].tobytes())
         boxes = np.array([item["bbox"] for item in annotations], np.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
         masks = None

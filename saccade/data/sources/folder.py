@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from saccade._extras import printable
 from saccade.data.decode.image import IMAGE_SUFFIXES, read_image
 from saccade.data.sources.base import DataError, check_known_classes
 
@@ -25,8 +26,8 @@ class FolderSource:
             detail = f"{count} {self.content} directly in it" if count else "no sub-folders"
             raise DataError(f"expected one sub-folder of {self.content} per class in {self.root}, got {detail}.")
         if classes is not None:
-            check_known_classes(set(names), classes, str(self.root))
-        self.classes = list(classes) if classes is not None else names
+            check_known_classes(set(map(printable, names)), classes, str(self.root))
+        self.classes = list(classes) if classes is not None else list(map(printable, names))
         self.paths: list[str] = []
         labels: list[int] = []
         for name in names:
@@ -34,7 +35,7 @@ class FolderSource:
             if not paths:
                 raise DataError(f"the class folder {self.root / name} has no {self.content}. Add some or remove it.")
             self.paths.extend(paths)
-            labels.extend([self.classes.index(name)] * len(paths))
+            labels.extend([self.classes.index(printable(name))] * len(paths))
         self.labels = np.asarray(labels, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -44,7 +45,7 @@ class FolderSource:
         return read_image(self.root / self.paths[index])
 
     def name(self, index: int) -> str:
-        return str(self.root / self.paths[index])
+        return printable(self.root / self.paths[index])
 
 
 def is_data_file(name: str, suffixes: set[str]) -> bool:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from saccade.data.decode.image import IMAGE_SUFFIXES, BadImage, read_image, read_mask_values
+from saccade._extras import printable
+from saccade.data.decode.image import IMAGE_SUFFIXES, read_image
 from saccade.data.sources.base import DataError
 from saccade.data.sources.class_names import (
     ADE20K,
@@ -21,13 +22,12 @@ from saccade.data.sources.class_names import (
     LIP,
 )
 from saccade.data.sources.folder import walk_files
-from saccade.data.sources.masks import IGNORE, LabelMap
+from saccade.data.sources.masks import LabelMap
 
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
 SPLIT_NAMES |= {"train2017": "train", "val2017": "val", "testing": "test"}
 IMAGE_FOLDERS = ("images", "image", "imgs", "img", "JPEGImages")
 MASK_FOLDERS = ("annotations", "masks", "mask", "labels", "segmentations", "SegmentationClass", "gt")
-MAX_COUNTED = 2000  # masks that `count_classes` reads
 
 
 class Layout(NamedTuple):
@@ -114,10 +114,10 @@ class MaskFolders:
 
     def read_mask(self, index: int) -> np.ndarray:
         path = self.masks / self.pairs[index][1]
-        return self.label_map(read_mask_values(path, str(path)), str(path))
+        return self.label_map.read(path, str(path))
 
     def name(self, index: int) -> str:
-        return str(self.images / self.pairs[index][0])
+        return printable(self.images / self.pairs[index][0])
 
 
 def _index_folder(folder: Path, ending: str, required: bool = False) -> dict[str, str]:
@@ -197,17 +197,7 @@ def _pair_in(path: Path) -> tuple[Path, Path] | None:
     return (images, masks) if images is not None and masks is not None else None
 
 
-def count_classes(masks: Path, ignore_index: int = IGNORE, reduce_zero_label: bool = False) -> list[str]:
-    """Class indices as names, from the largest value in the masks. For small datasets that name no classes."""
-    files = [masks / path for path in sorted(_index_folder(masks, "").values())]
-    if len(files) > MAX_COUNTED:
-        raise DataError(f"expected class names for {masks}, got none. Write them to classes.txt, one per line.")
-    largest = -1
-    for file in files:
-        try:
-            values = read_mask_values(file, str(file))
-        except BadImage:
-            continue  # reported when the pair is read
-        values = values[values != ignore_index]
-        largest = max(largest, int(values.max(initial=-1)))
-    return [str(label) for label in range(largest + (0 if reduce_zero_label else 1))]
+def list_masks(folder: Path, ending: str = "") -> list[tuple[Path, str]]:
+    """Path and name of every mask in a folder; `ending`: of the file stem."""
+    paths = [folder / path for path in sorted(_index_folder(folder, ending, required=bool(ending)).values())]
+    return [(path, str(path)) for path in paths]

@@ -3,17 +3,22 @@
 A mask is uint8 (H, W): class 0 to K - 1, and 255 for pixels without a label, whatever convention the files use.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
 
-from saccade.data.decode.image import BadImage
-from saccade.data.sources.base import DataError, split_indices
+from saccade.data.decode.image import BadImage, read_mask_values
+from saccade.data.sources.base import DataError
 
 IGNORE = 255
+BINARY = ("background", "foreground")  # names of the values 0 and 255
 MAX_CHECKED = 24  # pairs that `check_masks` reads
+MAX_COUNTED = 2000  # masks that are read to find the number of classes
+
+_logger = logging.getLogger(__name__)
 
 
 class MaskSource(Protocol):
@@ -59,7 +64,8 @@ class LabelMap:
         num_classes: K.
         mapping: file value -> class; other values are unlabelled. None: the values are the class indices.
         reduce_zero_label: 0 is unlabelled and class k is stored as k + 1.
-        ignore_index: file value of unlabelled pixels.
+        ignore_index: file value of unlabelled pixels; None: 255, unless `mapping` uses it for a class.
+        colours: the values are colours, 0xrrggbb.
     """
 
     def __init__(
@@ -67,12 +73,14 @@ class LabelMap:
         num_classes: int,
         mapping: Mapping[int, int] | None = None,
         reduce_zero_label: bool = False,
-        ignore_index: int = IGNORE,
+        ignore_index: int | None = None,
+        colours: bool = False,
     ):
         if num_classes > IGNORE:
             raise DataError(f"expected at most {IGNORE} classes (masks are uint8), got {num_classes}.")
-        self.num_classes, self.ignore_index, self.first = num_classes, ignore_index, int(reduce_zero_label)
-        self.table = np.full(2**16, -1, np.int16)  # -1: invalid value
+        self.num_classes, self.first, self.colours = num_classes, int(reduce_zero_label), colours
+        self.ignore_index = IGNORE if ignore_index is None else ignore_index
+        self.table = np.full(2**24 if colours else 2**16, -1, np.int16)  # -1: invalid value
         if mapping is not None:
             self.table[:] = IGNORE
             for value, label in mapping.items():
@@ -81,7 +89,12 @@ class LabelMap:
             self.table[self.first : self.first + num_classes] = np.arange(num_classes)
             if reduce_zero_label:
                 self.table[0] = IGNORE
-        self.table[ignore_index] = IGNORE
+        if mapping is None or ignore_index is not None:
+            self.table[self.ignore_index] = IGNORE
+
+    def read(self, source: Any, name: str) -> np.ndarray:
+        """Path or bytes of a mask -> class indices (H, W) uint8."""
+        return self(read_mask_values(source, name, self.colours), name)
 
     def __call__(self, values: np.ndarray, name: str) -> np.ndarray:
         """File values (H, W) -> class indices (H, W) uint8."""
@@ -96,34 +109,67 @@ class LabelMap:
                 name,
                 f"mask value {listed} is out of range: expected {self.first} to {self.first + self.num_classes - 1}, "
                 f"or {self.ignore_index} for unlabelled pixels. Set data.classes if there are more classes, "
-                "data.ignore_index if another value is unlabelled, or data.reduce_zero_label if 0 is unlabelled",
+                "data.ignore_index if another value is unlabelled, data.reduce_zero_label if 0 is unlabelled, or "
+                "data.mask_values to list the value of every class",
             )
         return labels.astype(np.uint8)
 
 
-class MaskSubset:
-    """Pairs of a source at `indices`."""
+def choose_labels(
+    count: int,
+    encoded: Callable[[int], tuple[Any, str]],
+    location: str,
+    classes: list[str] | None = None,
+    mask_values: Sequence[int | str] | None = None,
+    ignore_index: int | None = None,
+    reduce_zero_label: bool = False,
+) -> tuple[list[str], LabelMap]:
+    """Class names and label map of `count` masks; `encoded` returns path or bytes, and name, of a mask.
 
-    def __init__(self, source: MaskSource, indices: Sequence[int] | np.ndarray):
-        self.source, self.indices, self.classes = source, np.asarray(indices, dtype=np.int64), source.classes
+    `mask_values` lists the file value or the colour ("#rrggbb") of every class. Without it the values are class
+    indices, counted if there are no `classes`; masks of 0 and 255 only are read as two classes.
+    """
+    may_be_binary = mask_values is None and ignore_index is None and (not classes or len(classes) == 2)
+    if may_be_binary and _values_in(count, encoded, location, complete=not classes) == {0, IGNORE}:
+        mask_values = (0, IGNORE)
+        advice = "Set data.ignore_index=255 if 255 is unlabelled."
+        _logger.warning("the masks in %s have the values 0 and 255 only: read as two classes. %s", location, advice)
+    if mask_values is not None:
+        names = classes or (list(BINARY) if tuple(mask_values) == (0, IGNORE) else [str(v) for v in mask_values])
+        values = [_parse_value(value) for value in mask_values]
+        if len(set(values)) != len(names):
+            raise DataError(f"expected one of data.mask_values per class ({len(names)}), got {len(set(values))}.")
+        colours = any(isinstance(value, str) and value.startswith("#") for value in mask_values)
+        mapping = {value: label for label, value in enumerate(values)}
+        return names, LabelMap(len(names), mapping, False, ignore_index, colours)
+    if not classes:
+        values = _values_in(count, encoded, location) - {IGNORE if ignore_index is None else ignore_index}
+        classes = [str(label) for label in range(max(values, default=-1) + (0 if reduce_zero_label else 1))]
+    return classes, LabelMap(len(classes), None, reduce_zero_label, ignore_index)
 
-    def __len__(self) -> int:
-        return len(self.indices)
 
-    def read(self, index: int) -> Image.Image:
-        return self.source.read(int(self.indices[index]))
-
-    def read_mask(self, index: int) -> np.ndarray:
-        return self.source.read_mask(int(self.indices[index]))
-
-    def name(self, index: int) -> str:
-        return self.source.name(int(self.indices[index]))
+def _parse_value(value: int | str) -> int:
+    try:
+        return int(value[1:], 16) if isinstance(value, str) and value.startswith("#") else int(value)
+    except ValueError as error:
+        raise DataError(f"expected numbers or colours such as '#ff0000' in data.mask_values, got {value!r}.") from error
 
 
-def hold_out_masks(source: MaskSource, fraction: float, seed: int = 0) -> tuple[MaskSubset, MaskSubset]:
-    """Training and validation subsets; `fraction` of the pairs is held out."""
-    train, val = split_indices(len(source), fraction, seed)
-    return MaskSubset(source, train), MaskSubset(source, val)
+def _values_in(count: int, encoded: Callable[[int], tuple[Any, str]], location: str, complete: bool = True) -> set[int]:
+    """File values in the masks that can be read: in all, or in some if not `complete`."""
+    if complete and count > MAX_COUNTED:
+        raise DataError(f"expected class names for {location}, got none. Write them to classes.txt, one per line.")
+    indices = np.unique(np.linspace(0, count - 1, num=min(count, MAX_COUNTED if complete else MAX_CHECKED)).astype(int))
+    values: set[int] = set()
+    problems: list[str] = []
+    for index in indices.tolist():
+        try:
+            values.update(np.unique(read_mask_values(*encoded(index))).tolist())
+        except BadImage as error:  # reported when the pair is read, unless all are bad
+            problems.append(str(error))
+    if complete and problems and not values:
+        raise DataError(f"none of the {len(problems)} masks in {location} can be read: {problems[0]}.")
+    return values
 
 
 def check_masks(source: MaskSource, role: str = "training") -> None:

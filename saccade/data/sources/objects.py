@@ -1,13 +1,13 @@
 """The interface of detection datasets: boxes, labels and masks per image, and conversion to COCO's format."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from PIL import Image
 
 from saccade._extras import require
-from saccade.data.sources.base import split_indices
+from saccade.data.decode.image import BadImage
 
 
 class Objects(NamedTuple):
@@ -54,34 +54,6 @@ def load_objects(source: ObjectSource, transform: Callable[..., Any], index: int
     return transform(image, source.objects(index, image.size))
 
 
-class ObjectSubset:
-    """Images of a source at `indices`."""
-
-    def __init__(self, source: ObjectSource, indices: Sequence[int] | np.ndarray):
-        self.source, self.indices = source, np.asarray(indices, dtype=np.int64)
-        self.classes, self.category_ids = source.classes, source.category_ids
-        self.image_ids, self.has_masks = source.image_ids[self.indices], source.has_masks
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def read(self, index: int) -> Image.Image:
-        return self.source.read(int(self.indices[index]))
-
-    def name(self, index: int) -> str:
-        return self.source.name(int(self.indices[index]))
-
-    def objects(self, index: int, size: tuple[int, int]) -> Objects:
-        return self.source.objects(int(self.indices[index]), size)
-
-    def ground_truth(self) -> dict[str, Any]:
-        document, ids = self.source.ground_truth(), set(self.image_ids.tolist())
-        return document | {
-            "images": [entry for entry in document["images"] if entry["id"] in ids],
-            "annotations": [annotation for annotation in document["annotations"] if annotation["image_id"] in ids],
-        }
-
-
 def trainable_objects(objects: Objects, size: tuple[int, int]) -> Objects:
     """Objects with boxes clipped to the image, without crowds and without empty boxes or masks."""
     width, height = size
@@ -92,17 +64,14 @@ def trainable_objects(objects: Objects, size: tuple[int, int]) -> Objects:
     return objects._replace(boxes=boxes).select(valid)
 
 
-def hold_out_objects(source: ObjectSource, fraction: float, seed: int = 0) -> tuple[ObjectSubset, ObjectSubset]:
-    """Training and validation subsets; `fraction` of the images is held out."""
-    train, val = split_indices(len(source), fraction, seed)
-    return ObjectSubset(source, train), ObjectSubset(source, val)
-
-
 def to_coco(source: ObjectSource) -> dict[str, Any]:
     """A dataset in COCO's format, with masks as run lengths; annotations are numbered from 1."""
     images, annotations = [], []
     for index in range(len(source)):
-        image_id, size = int(source.image_ids[index]), source.read(index).size
+        try:
+            image_id, size = int(source.image_ids[index]), source.read(index).size
+        except BadImage:
+            continue  # not evaluated either
         objects = source.objects(index, size)
         images.append({"id": image_id, "width": size[0], "height": size[1], "file_name": str(image_id)})
         run_lengths = _encode_masks(objects.masks) if objects.masks is not None else [None] * len(objects.labels)

@@ -48,25 +48,32 @@ class EncodedColumn:
 
     def encoded(self, index: int) -> tuple[Any, str]:
         """The bytes in row `index`, or the path if only that is stored, and the name of the row."""
-        pa = require("pyarrow", "train")
-
         if self._cells is None:
             self._cells = _open_encoded(self.files, self.column)
             self._chunk_starts = np.cumsum([0] + [len(chunk) for chunk in self._cells.chunks])
         chunk = int(np.searchsorted(self._chunk_starts, index, side="right")) - 1
         cell = self._cells.chunk(chunk)[index - int(self._chunk_starts[chunk])]
-        data, path = (cell["bytes"], cell["path"]) if pa.types.is_struct(cell.type) else (cell, None)
-        if pa.types.is_string(data.type) or pa.types.is_large_string(data.type):
-            data, path = None, data
-        if data is not None and data.is_valid:
-            return data.as_py(), self.name(index)
-        if path is None or not path.is_valid:
-            raise BadImage(self.name(index), "the row has no image")
-        return Path(self.files[0]).parent / path.as_py(), self.name(index)
+        return encoded_cell(cell, self.name(index), self.files[0]), self.name(index)
 
     def name(self, index: int) -> str:
         location = self.files[0] if len(self.files) == 1 else os.path.commonpath(self.files)
         return f"{location}, row {index}"
+
+
+def encoded_cell(cell: Any, name: str, file: str) -> bytes | str:
+    """The bytes of an Arrow cell {bytes, path}, bytes or path; or the path, relative to the folder of `file`."""
+    pa = require("pyarrow", "train")
+    data, path = cell, None
+    if pa.types.is_struct(cell.type) and cell.is_valid:
+        fields = [field.name for field in cell.type]
+        data, path = (cell[key] if key in fields else None for key in ("bytes", "path"))
+    if data is not None and (pa.types.is_string(data.type) or pa.types.is_large_string(data.type)):
+        data, path = None, data
+    if data is not None and data.is_valid:
+        return data.as_py()
+    if path is None or not path.is_valid:
+        raise BadImage(name, "the row has no image")
+    return os.path.join(os.path.dirname(file) or ".", path.as_py())  # never a URL from a cell
 
 
 class TableSource:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from saccade._extras import printable
 from saccade.data.decode.video import VIDEO_SUFFIXES, VideoFile
 from saccade.data.sources.base import DataError, index_labels, read_class_names
 from saccade.data.sources.folder import FolderSource
@@ -50,7 +51,7 @@ class VideoList:
         return VideoFile(self.root / self.paths[index])
 
     def name(self, index: int) -> str:
-        return str(self.root / self.paths[index])
+        return printable(self.root / self.paths[index])
 
 
 def read_rows(path: Path) -> list[tuple[str, str]]:

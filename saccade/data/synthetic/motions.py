@@ -119,6 +119,12 @@ class MotionSet:
     def name(self, index: int) -> str:
         return f"motions ({self.split}, seed {self.seed}), clip {index}"
 
+    def limited(self, count: int) -> "MotionSet":
+        """A copy of the first `count` clips."""
+        first = copy(self)
+        first.count, first.labels = count, self.labels[:count]
+        return first
+
     def to(self, device: torch.device | str) -> "MotionSet":
         """A copy that renders on `device`."""
         moved = copy(self)

@@ -60,8 +60,8 @@ class Clip(NamedTuple):
     label: int  # motion of the large object
 
 
-class Scenes:
-    """`count` scenes with their classes. Indices beyond `count` work too."""
+class SceneImages:
+    """`count` scenes. Indices beyond `count` work too."""
 
     classes = SHAPES
 
@@ -71,7 +71,6 @@ class Scenes:
         if size < 16 or count < 1:
             raise DataError(f"expected at least 1 scene of at least 16 px, got {count} of {size} px.")
         self.count, self.size, self.split, self.seed = count, size, split, seed
-        self.labels = np.arange(count, dtype=np.int64) % len(SHAPES)  # balanced; the loader shuffles
 
     def __len__(self) -> int:
         return self.count
@@ -102,7 +101,15 @@ class Scenes:
         return [large, *small], background
 
 
-class SceneMasks(Scenes):
+class Scenes(SceneImages):
+    """Scenes with the class of their large object."""
+
+    def __init__(self, count: int = 2048, size: int = 64, split: str = "train", seed: int = 0):
+        super().__init__(count, size, split, seed)
+        self.labels = np.arange(count, dtype=np.int64) % len(SHAPES)  # balanced; the loader shuffles
+
+
+class SceneMasks(SceneImages):
     """Scenes with masks of 11 classes: the background and the shapes."""
 
     classes = ["backdrop", *SHAPES]  # noqa: RUF012
@@ -111,7 +118,7 @@ class SceneMasks(Scenes):
         return self.frame(index).mask
 
 
-class SceneObjects(Scenes):
+class SceneObjects(SceneImages):
     """Scenes with objects. Objects occluded by more than half are marked as crowd: not trained on, not scored."""
 
     has_masks = True

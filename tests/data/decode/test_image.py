@@ -87,6 +87,68 @@ def test_damaged_file_raises_with_its_name(tmp_path):
             read_image(tmp_path / name)
 
 
+ODD_FILES = {
+    "truncated.jpg": "image file is truncated",
+    "empty.jpg": "the file is empty|not a readable image",
+    "text.jpg": "not a readable image",
+    "header.jpg": "not a readable image|broken|truncated",
+    "huge.png": "expected at most 120 megapixels, got 900 megapixels|decompression bomb",
+    "cut.png": "truncated|broken|unrecognized data stream",
+    "cmyk.jpg": None,
+    "animated.gif": None,
+    "deep.png": None,
+    "lossless.webp": None,
+}
+
+
+@pytest.fixture(scope="module")
+def odd_files(tmp_path_factory):
+    """A folder with the files above."""
+    root, noise = tmp_path_factory.mktemp("odd"), Image.effect_noise((64, 64), 80)
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    content = {
+        "truncated.jpg": encode(noise.convert("RGB"), "JPEG")[:900],
+        "empty.jpg": b"",
+        "text.jpg": b"hello, this is not an image",
+        "header.jpg": b"\xff\xd8\xff\xe0",
+        "huge.png": encode(Image.new("1", (30000, 30000)), "PNG"),
+        "cut.png": encode(noise, "PNG")[:-600],
+        "cmyk.jpg": encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG", quality=100),
+        "animated.gif": encode(frames[0], "GIF", save_all=True, append_images=frames[1:]),
+        "deep.png": encode(Image.fromarray(np.full((16, 16), 65535, np.uint16)), "PNG"),
+        "lossless.webp": encode(frames[0], "WEBP", lossless=True),
+    }
+    for name, data in content.items():
+        (root / name).write_bytes(data)
+    return root
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+@pytest.mark.parametrize("name", ODD_FILES)
+@pytest.mark.filterwarnings("error")
+def test_odd_files_give_an_image_or_one_line(odd_files, name, as_bytes):
+    source = (odd_files / name).read_bytes() if as_bytes else odd_files / name
+    if ODD_FILES[name] is not None:
+        with pytest.raises(BadImage, match=ODD_FILES[name]) as error:
+            read_image(source, name)
+        assert str(error.value).startswith(f"{name}: ")
+        assert "\n" not in str(error.value)
+        return
+    image = read_image(source, name)
+    assert (image.mode, image.size) == ("RGB", (16, 16))
+    expected = (255, 255, 255) if name == "deep.png" else (255, 0, 0)
+    np.testing.assert_allclose(corner(image), expected, atol=3)
+
+
+def test_url_is_read_over_http(serve_folder, odd_files):
+    with serve_folder(odd_files) as address:
+        assert corner(read_image(f"{address}/lossless.webp")) == (255, 0, 0)
+        with pytest.raises(BadImage, match=f"{address}/absent.jpg: "):
+            read_image(f"{address}/absent.jpg")
+        with pytest.raises(BadImage, match="not a readable image"):
+            read_image(f"{address}/text.jpg")
+
+
 def test_decompression_bomb_raises_bad_image(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     with pytest.raises(BadImage, match="decompression bomb"):

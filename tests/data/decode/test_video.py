@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from saccade.data.decode.video import BadVideo, VideoFile, VideoFrames, write_video
+from saccade.data.decode.video import BadVideo, VideoFile, VideoFrames, frames_every, write_video
 from tests.peak_memory import PEAK
 
 av = pytest.importorskip("av")
@@ -179,3 +179,21 @@ def test_ten_minute_video_is_read_in_bounded_memory(tmp_path):
     count, kilobytes = map(int, done.stdout.split())
     assert count == 9000
     assert kilobytes < 100 * 1024
+
+
+def test_frames_every_second_have_their_times(tmp_path):
+    encode(tmp_path / "a.mp4", greys(50))  # 25 per second
+    sampled = list(frames_every(tmp_path / "a.mp4", 0.4))
+    assert [time for time, _ in sampled] == pytest.approx([0, 0.4, 0.8, 1.2, 1.6])
+    assert frame_indices(image for _, image in sampled) == [0, 10, 20, 30, 40]
+    assert len(list(frames_every(tmp_path / "a.mp4", 1e-4))) == 50
+    assert len(list(frames_every(tmp_path / "a.mp4", 60))) == 1
+    with pytest.raises(ValueError, match="expected a positive number of seconds between frames, got 0"):
+        next(frames_every(tmp_path / "a.mp4", 0))
+
+
+def test_frames_every_follows_a_variable_rate(tmp_path):
+    encode(tmp_path / "a.mkv", greys(5), times=[100, 200, 1100, 1200, 2150])
+    times, images = zip(*frames_every(tmp_path / "a.mkv", 1.0), strict=True)
+    assert times == pytest.approx([0, 1.0, 2.05], abs=1e-3)
+    assert frame_indices(images) == [0, 2, 4]

@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from saccade.data.sources.base import DataError, Subset, check_labels, hold_out, read_class_names, split_indices
+from saccade.data.sources.base import DataError, Subset, check_labels, hold_out, limited, read_class_names
 from saccade.data.sources.folder import FolderSource
+from saccade.data.synthetic.motions import MotionSet
+from saccade.data.synthetic.scenes import SceneMasks
 from tests.data.image_files import grey, write_folder
 
 
@@ -49,16 +51,31 @@ def test_hold_out_needs_two_samples_per_class_and_a_fraction():
         hold_out(source, 1.5)
 
 
-def test_split_indices_partitions_the_range():
-    train, val = split_indices(20, 0.3, seed=1)
-    assert len(val) == 6
-    assert sorted([*train, *val]) == list(range(20))
-    assert train.tolist() == sorted(train)
-    assert val.tolist() == sorted(val)
-    assert split_indices(20, 0.3, seed=1)[1].tolist() == val.tolist()
-    for count, fraction in ((1, 0.5), (20, 0.0), (20, 1.0)):
-        with pytest.raises(DataError, match="cannot hold out"):
-            split_indices(count, fraction)
+def test_hold_out_without_labels_partitions_the_samples():
+    source = SceneMasks(20, 16)
+    train, val = hold_out(source, 0.3, seed=1)
+    assert (len(val), hasattr(val, "labels")) == (6, False)
+    assert sorted([*train.indices, *val.indices]) == list(range(20))
+    with pytest.raises(DataError, match="the dataset has only one image"):
+        hold_out(SceneMasks(1, 16), 0.3)
+
+
+def test_limited_takes_as_many_samples_of_every_class():
+    source = Labels([0] * 10 + [1] * 20 + [2] * 2, ["a", "b", "c"])
+    subset = limited(source, 12, seed=3)
+    assert np.bincount(subset.labels).tolist() == [5, 5, 2]
+    assert subset.indices.tolist() == sorted(subset.indices)
+    assert limited(source, 12, seed=3).indices.tolist() == subset.indices.tolist()
+    assert limited(source, 12, seed=4).indices.tolist() != subset.indices.tolist()
+    assert limited(source, 40) is limited(source, None) is source
+    with pytest.raises(DataError, match="at least 1 sample, got 0"):
+        limited(source, 0)
+
+
+def test_limited_renders_fewer_clips():
+    clips = limited(MotionSet(32, 16, 2), 9)
+    assert isinstance(clips, MotionSet)
+    assert (len(clips), clips.labels.tolist()) == (9, [0, 1, 2, 3, 4, 5, 6, 7, 0])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from saccade.data.decode.image import BadImage
-from saccade.data.open import open_object_split, open_train_and_val_objects
+from saccade.data.open import find_object_splits, open_split, open_train_and_val
 from saccade.data.sources.base import DataError
 from saccade.data.sources.coco import CocoSource
 from saccade.data.sources.objects import trainable_objects
@@ -147,7 +147,7 @@ def test_source_survives_pickling(tmp_path):
 
 
 def test_nuclei_mini_has_the_documented_counts():
-    train, test = open_train_and_val_objects(MINI)
+    train, test = open_train_and_val(MINI, find=find_object_splits)
     assert (len(train), len(test)) == (24, 8)
     for dataset, count in ((train, 518), (test, 205)):
         sizes = [dataset.read(i).size for i in range(len(dataset))]
@@ -157,7 +157,10 @@ def test_nuclei_mini_has_the_documented_counts():
 
 def test_polygons_approximate_the_run_lengths():
     """The documentation of nuclei-mini reports a mean IoU of 0.99."""
-    polygons, exact = open_object_split(MINI, "test"), open_object_split(MINI, "test_rle")
+    polygons, exact = (
+        open_split(MINI, "test", find=find_object_splits),
+        open_split(MINI, "test_rle", find=find_object_splits),
+    )
     ious = []
     for i in range(len(polygons)):
         size = polygons.read(i).size

@@ -5,7 +5,7 @@ import pytest
 
 from saccade.data.sources.base import DataError
 from saccade.data.sources.class_names import CITYSCAPES
-from saccade.data.sources.mask_folders import LAYOUTS, MaskFolders, count_classes, find_layout
+from saccade.data.sources.mask_folders import LAYOUTS, MaskFolders, find_layout
 from saccade.data.sources.masks import LabelMap
 from tests.data.mask_files import save, save_pair
 
@@ -96,12 +96,3 @@ def test_unknown_or_absent_layout_raises(tmp_path):
         find_layout(tmp_path, "folders")
     with pytest.raises(DataError, match=rf"to be auto, folders, {', '.join(LAYOUTS)}; got 'nonsense'"):
         find_layout(tmp_path, "nonsense")
-
-
-def test_classes_are_counted_from_the_largest_value(tmp_path):
-    save(tmp_path / "a.png", [[0, 1], [255, 3]])
-    save(tmp_path / "b.png", [[2, 0], [0, 0]])
-    (tmp_path / "damaged.png").write_bytes(b"")
-    assert count_classes(tmp_path) == ["0", "1", "2", "3"]
-    assert count_classes(tmp_path, ignore_index=3, reduce_zero_label=True) == [str(i) for i in range(255)]
-    assert count_classes(tmp_path, reduce_zero_label=True) == ["0", "1", "2"]

@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from saccade.data.decode.image import BadImage
-from saccade.data.sources.base import DataError
 from saccade.data.sources.mask_table import MaskTable
 
 CLASSES = json.dumps(["sky", "road"])
@@ -41,7 +40,7 @@ def test_masks_use_the_classes_and_ignored_value_of_the_metadata(tmp_path):
 
 def test_arguments_replace_the_metadata(tmp_path):
     files = write(tmp_path / "a.parquet", [0, 1, 3], class_names=CLASSES, ignore_index=7)
-    source = MaskTable(files, "image", "annotation", ["a", "b", "c"], 1, True)
+    source = MaskTable(files, "image", "annotation", ["a", "b", "c"], None, 1, True)
     assert source.classes == ["a", "b", "c"]
     assert [int(source.read_mask(i)[0, 0]) for i in range(3)] == [255, 255, 2]
 
@@ -59,6 +58,7 @@ def test_value_out_of_range_raises_with_row_and_column(tmp_path):
         source.read_mask(0)
 
 
-def test_missing_class_names_raise(tmp_path):
-    with pytest.raises(DataError, match=r"expected class_names in the metadata .*Set data\.classes"):
-        MaskTable(write(tmp_path / "a.parquet", [0]))
+def test_classes_without_names_are_counted(tmp_path):
+    source = MaskTable(write(tmp_path / "a.parquet", [0, 4, 255]))
+    assert source.classes == ["0", "1", "2", "3", "4"]
+    assert [int(source.read_mask(i)[0, 0]) for i in range(3)] == [0, 4, 255]

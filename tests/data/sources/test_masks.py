@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from saccade.data.decode.image import BadImage
-from saccade.data.sources.base import DataError
+from saccade.data.sources.base import DataError, hold_out
 from saccade.data.sources.mask_folders import MaskFolders
-from saccade.data.sources.masks import IGNORE, LabelMap, check_masks, hold_out_masks, read_pair
+from saccade.data.sources.masks import IGNORE, LabelMap, check_masks, choose_labels, read_pair
 from saccade.data.synthetic.scenes import SceneMasks
 from tests.data.mask_files import save, save_pair
 
@@ -76,9 +77,66 @@ def test_check_masks_needs_labelled_pixels_and_two_classes(tmp_path):
 
 def test_held_out_masks_partition_the_source():
     source = SceneMasks(20, 16)
-    train, val = hold_out_masks(source, 0.3, seed=1)
+    train, val = hold_out(source, 0.3, seed=1)
     assert len(val) == 6
     assert sorted([*train.indices, *val.indices]) == list(range(20))
     np.testing.assert_array_equal(val.read_mask(2), source.read_mask(int(val.indices[2])))
     assert val.name(2) == source.name(int(val.indices[2]))
     assert val.read(2).tobytes() == source.read(int(val.indices[2])).tobytes()
+
+
+def listed(tmp_path, *masks):
+    """Path and name of masks written to files."""
+    for i, mask in enumerate(masks):
+        save(tmp_path / f"{i}.png", mask)
+    return [(tmp_path / f"{i}.png", f"mask {i}") for i in range(len(masks))]
+
+
+def labels_of(masks, **options):
+    names, label_map = choose_labels(len(masks), masks.__getitem__, "masks/", **options)
+    return names, [label_map.read(*mask).tolist() for mask in masks]
+
+
+def test_classes_are_counted_from_the_largest_value(tmp_path):
+    masks = listed(tmp_path, [[0, 1], [255, 3]], [[2, 0], [0, 0]])
+    (tmp_path / "0.jpg").write_bytes(b"")
+    masks.append((tmp_path / "0.jpg", "damaged"))
+    choose = lambda **options: choose_labels(3, masks.__getitem__, "masks/", **options)[0]  # noqa: E731
+    assert choose() == ["0", "1", "2", "3"]
+    assert choose(ignore_index=3, reduce_zero_label=True) == [str(i) for i in range(255)]
+    assert choose(reduce_zero_label=True) == ["0", "1", "2"]
+
+
+def test_masks_of_0_and_255_are_two_classes(tmp_path, caplog):
+    masks = listed(tmp_path, [[0, 255], [255, 0]])
+    assert labels_of(masks) == (["background", "foreground"], [[[0, 1], [1, 0]]])
+    assert "masks/ have the values 0 and 255 only: read as two classes" in caplog.text
+    assert labels_of(masks, classes=["a", "b"]) == (["a", "b"], [[[0, 1], [1, 0]]])
+    assert labels_of(masks, ignore_index=255) == (["0"], [[[0, 255], [255, 0]]])
+    assert labels_of(masks, classes=["a", "b", "c"])[1] == [[[0, 255], [255, 0]]]
+
+
+def test_mask_values_list_the_value_of_every_class(tmp_path):
+    masks = listed(tmp_path, [[0, 100], [255, 7]])
+    assert labels_of(masks, mask_values=[255, 0]) == (["255", "0"], [[[1, 255], [0, 255]]])
+    assert labels_of(masks, mask_values=[0, 255], classes=["a", "b"])[0] == ["a", "b"]
+    with pytest.raises(DataError, match=r"one of data\.mask_values per class \(3\), got 2"):
+        labels_of(masks, mask_values=[0, 255], classes=["a", "b", "c"])
+    with pytest.raises(DataError, match=r"colours such as '#ff0000' in data\.mask_values, got 'red'"):
+        labels_of(masks, mask_values=[0, "red"])
+
+
+def test_mask_values_map_colours(tmp_path):
+    colours = np.array([[[0, 0, 0], [255, 0, 0]], [[0, 128, 1], [9, 9, 9]]])
+    masks = listed(tmp_path, colours)
+    names, labels = labels_of(masks, mask_values=["#ff0000", "#008001"])
+    assert (names, labels) == (["#ff0000", "#008001"], [[[255, 0], [1, 255]]])
+    with pytest.raises(DataError, match=r"none of the 1 masks in masks/ can be read: mask 0: .*got a colour image"):
+        labels_of(masks)
+
+
+def test_jpeg_masks_are_refused(tmp_path):
+    Image.new("L", (4, 4)).save(tmp_path / "a.jpg")
+    masks = [(tmp_path / "a.jpg", "a.jpg")]
+    with pytest.raises(DataError, match=r"a\.jpg: expected a mask in a lossless format, got JPEG.* Save it as PNG"):
+        labels_of(masks)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from saccade.data.open import open_object_split
+from saccade.data.open import find_object_splits, open_split
 from saccade.data.sources.base import DataError
 from saccade.data.sources.object_table import ObjectTable
 from tests.data.coco_files import MINI
@@ -29,7 +29,7 @@ def png(array: np.ndarray) -> dict:
 
 def rows(count: int = 3) -> list[dict]:
     """nuclei-mini with its exact masks, as rows."""
-    source = open_object_split(MINI, "test_rle")
+    source = open_split(MINI, "test_rle", find=find_object_splits)
     entries = []
     for i in range(count):
         image = source.read(i)
@@ -61,7 +61,10 @@ def write(path, entries, features=FEATURES):
 
 
 def test_parquet_equals_coco_json(tmp_path):
-    table, source = ObjectTable([write(tmp_path / "test.parquet", rows())]), open_object_split(MINI, "test_rle")
+    table, source = (
+        ObjectTable([write(tmp_path / "test.parquet", rows())]),
+        open_split(MINI, "test_rle", find=find_object_splits),
+    )
     assert table.classes == ["nucleus"]
     assert table.has_masks
     for i in range(3):
@@ -73,7 +76,10 @@ def test_parquet_equals_coco_json(tmp_path):
 
 
 def test_ground_truth_equals_coco_json_except_for_ids(tmp_path):
-    table, source = ObjectTable([write(tmp_path / "test.parquet", rows())]), open_object_split(MINI, "test_rle")
+    table, source = (
+        ObjectTable([write(tmp_path / "test.parquet", rows())]),
+        open_split(MINI, "test_rle", find=find_object_splits),
+    )
     annotations = table.ground_truth()["annotations"]
     expected = {annotation["id"]: annotation for annotation in source.ground_truth()["annotations"]}
     ids = [object_id for i in range(3) for object_id in table.objects(i, table.read(i).size).ids.tolist()]

@@ -3,7 +3,8 @@
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from saccade.data.sources.objects import Objects, ObjectSubset, hold_out_objects, to_coco, trainable_objects
+from saccade.data.sources.base import Subset, hold_out
+from saccade.data.sources.objects import Objects, to_coco, trainable_objects
 from saccade.data.synthetic.scenes import SceneObjects
 
 
@@ -34,7 +35,7 @@ def test_trainable_objects_are_clipped_and_exclude_crowds_and_empty_ones():
 
 def test_subset_selects_images_and_their_ground_truth():
     source = SceneObjects(6, 32)
-    subset = ObjectSubset(source, [4, 1])
+    subset = Subset(source, [4, 1])
     assert subset.image_ids.tolist() == [5, 2]
     assert subset.objects(0, (32, 32)).ids.tolist() == source.objects(4).ids.tolist()
     assert subset.read(1).tobytes() == source.read(1).tobytes()
@@ -45,7 +46,7 @@ def test_subset_selects_images_and_their_ground_truth():
 
 
 def test_held_out_objects_partition_the_source():
-    train, val = hold_out_objects(SceneObjects(10, 32), 0.3)
+    train, val = hold_out(SceneObjects(10, 32), 0.3)
     assert len(val) == 3
     assert sorted([*train.indices, *val.indices]) == list(range(10))
 
