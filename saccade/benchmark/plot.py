@@ -1,30 +1,68 @@
-"""Plot benchmark results: accuracy against throughput, and cost against image size."""
+"""Plot accuracy against cost and throughput, and cost against image size."""
 
-from pathlib import Path
 from typing import Any
 
-from saccade._extras import require
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#444444", "#8C6D31")  # Okabe and Ito
-MARKERS = "osD^vPX*"
+from saccade.models.paper import COMPARED, REPORTED
+from saccade.reports.charts import COLOURS, MARKERS, new_chart, style
 
 
-def new_figure(width: float = 7.5, height: float = 4.6) -> tuple[Any, Any]:
-    require("matplotlib", "train").use("Agg")
-    from matplotlib import pyplot
+def published_accuracy(row: dict[str, Any]) -> float | None:
+    """Return the published ImageNet-1K top-1 of a measured model; None for another image size or model options."""
+    reported = REPORTED.get(row["model"])
+    size = reported.size if reported else 224
+    if row["size"] != size or set(row.get("options", ())) - {"img_size"} or row["model"].startswith("video_"):
+        return None
+    return reported.top1 if reported else COMPARED.get(row["model"])
 
-    return pyplot.subplots(figsize=(width, height), dpi=150, layout="constrained")
+
+def plot_accuracy(rows: list[dict[str, Any]], title: str) -> Any:
+    """Plot published top-1 against measured images per second; None if no row has a published accuracy."""
+    points = [(row["model"], row["images_per_second"], published_accuracy(row)) for row in rows]
+    published = [(name, x, y) for name, x, y in points if y is not None]
+    if not published:
+        return None
+    with style():
+        figure, (axes,) = new_chart(width=7.5, height=4.6)
+        for i, (name, x, y) in enumerate(published):
+            axes.scatter(x, y, s=60, color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], zorder=3)
+            place = label_position(x, y, [point[1:] for point in published])
+            axes.annotate(name, (x, y), textcoords="offset points", fontsize=8, **place)
+        axes.set(xlabel="images per second, measured", ylabel="ImageNet-1K top-1 in the paper, %", title=title)
+        axes.set_xscale("log")
+        plain_numbers(axes.xaxis)
+        axes.margins(0.25, 0.15)
+    return figure
 
 
-def save(chart: Any, path: Path) -> Path:
-    from matplotlib import pyplot
+def label_position(x: float, y: float, points: list[tuple[float, float]]) -> dict[str, Any]:
+    """Place a label above its marker, or to the side of it if another marker is directly above."""
+    if not any(0 < top - y < 0.8 and 0.8 < speed / x < 1.25 for speed, top in points):
+        return dict(xytext=(0, 8), ha="center")
+    slow = sum(speed < x for speed, _ in points) < len(points) / 2
+    return dict(xytext=(8 if slow else -8, -3), ha="left" if slow else "right")
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}")
-    chart.savefig(temporary, format="png")
-    temporary.replace(path)
-    pyplot.close(chart)
-    return path
+
+def plot_scaling(rows: list[dict[str, Any]], title: str) -> Any:
+    """Plot milliseconds and multiply-adds per image against image size on logarithmic axes."""
+    with style():
+        from matplotlib.ticker import NullLocator
+
+        figure, (left, right) = new_chart(2, width=5.2, height=4.4)
+        for i, name in enumerate(dict.fromkeys(row["model"] for row in rows)):
+            model_rows = sorted((row for row in rows if row["model"] == name), key=lambda row: row["size"])
+            line = dict(color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], label=name, markersize=5)
+            sides = [row["size"] for row in model_rows]
+            left.plot(sides, [1e3 * row["seconds"] / row["batch"] for row in model_rows], **line)
+            right.plot(sides, [row["madds"] / 1e9 for row in model_rows], **line)
+        for axes, label in ((left, "milliseconds per image"), (right, "billions of multiply-adds")):
+            axes.set(xscale="log", yscale="log", xlabel="image size, px", ylabel=label)
+            sizes = sorted({row["size"] for row in rows})
+            axes.set_xticks(sizes, [str(size) for size in sizes])
+            axes.xaxis.set_minor_locator(NullLocator())
+            plain_numbers(axes.yaxis)
+        left.legend()
+        figure.suptitle(title, fontsize=11)
+    return figure
 
 
 def plain_numbers(axis: Any) -> None:
@@ -37,56 +75,49 @@ def plain_numbers(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def plot_accuracy(rows: list[dict[str, Any]], accuracy: dict[str, float], title: str, path: Path) -> Path | None:
-    """Plot published top-1 against measured images per second; None if no model has a published accuracy."""
-    published = [row for row in rows if row["model"] in accuracy]
-    if not published:
-        return None
-    chart, axes = new_figure()
-    for i, row in enumerate(published):
-        x, y = row["images_per_second"], accuracy[row["model"]]
-        axes.scatter(x, y, s=60, color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], zorder=3)
-        axes.annotate(
-            row["model"], (x, y), textcoords="offset points", fontsize=8, **label_position(row, published, accuracy)
-        )
-    axes.set(xlabel="images per second, measured", ylabel="ImageNet-1K top-1 in the paper, %", title=title)
-    axes.set_xscale("log")
-    plain_numbers(axes.xaxis)
-    axes.margins(0.25, 0.15)
-    axes.grid(alpha=0.3, which="both")
-    return save(chart, path)
+TRADE_OFFS = {  # key of a row -> axis label, whether less is better
+    "params": ("million parameters", True),
+    "madds": ("billion multiply-adds", True),
+    "images_per_second": ("images per second, one V100", False),
+}
 
 
-def label_position(row: dict[str, Any], rows: list[dict[str, Any]], accuracy: dict[str, float]) -> dict[str, Any]:
-    """Place a label above its marker, or to the side of it if another marker is directly above."""
-    x, y = row["images_per_second"], accuracy[row["model"]]
-    points = [(other["images_per_second"], accuracy[other["model"]]) for other in rows]
-    if not any(0 < top - y < 0.8 and 0.8 < speed / x < 1.25 for speed, top in points):
-        return dict(xytext=(0, 8), ha="center")
-    slow = sum(speed < x for speed, _ in points) < len(points) / 2
-    return dict(xytext=(8 if slow else -8, -3), ha="left" if slow else "right")
+def pareto_front(points: list[tuple[float, float]], less_is_better: bool = True) -> list[tuple[float, float]]:
+    """The (cost, accuracy) that no other point beats in both, sorted by cost."""
+    sign = 1 if less_is_better else -1
+    front: list[tuple[float, float]] = []
+    for cost, accuracy in sorted(set(points), key=lambda point: (sign * point[0], -point[1])):
+        if not front or accuracy > front[-1][1]:
+            front.append((cost, accuracy))
+    return sorted(front)
 
 
-def plot_scaling(rows: list[dict[str, Any]], title: str, path: Path) -> Path:
-    """Plot milliseconds and multiply-adds per image against image size on logarithmic axes."""
-    require("matplotlib", "train").use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import NullLocator
+def plot_trade_offs(rows: list[dict[str, Any]], families: list[str]) -> Any:
+    """Plot top-1 against parameters, multiply-adds and images per second, with the Pareto front of all rows.
 
-    chart, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.4), dpi=150, layout="constrained")
-    for i, name in enumerate(dict.fromkeys(row["model"] for row in rows)):
-        model_rows = sorted((row for row in rows if row["model"] == name), key=lambda row: row["size"])
-        style = dict(color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], label=name, markersize=5)
-        sides = [row["size"] for row in model_rows]
-        left.plot(sides, [1e3 * row["seconds"] / row["batch"] for row in model_rows], **style)
-        right.plot(sides, [row["madds"] / 1e9 for row in model_rows], **style)
-    for axes, label in ((left, "milliseconds per image"), (right, "billions of multiply-adds")):
-        axes.set(xscale="log", yscale="log", xlabel="image size, px", ylabel=label)
-        sizes = sorted({row["size"] for row in rows})
-        axes.set_xticks(sizes, [str(size) for size in sizes])
-        axes.xaxis.set_minor_locator(NullLocator())
-        plain_numbers(axes.yaxis)
-        axes.grid(alpha=0.3, which="both")
-    left.legend(fontsize=8)
-    chart.suptitle(title, fontsize=11)
-    return save(chart, path)
+    rows: as in `saccade.models.paper.comparison_rows`. Models of `families` are coloured and named; other models are
+    grey, and named where they are on the front.
+    """
+    with style():
+        figure, panels = new_chart(3, width=5.7, height=6)
+        for axes, (key, (label, less)) in zip(panels, TRADE_OFFS.items(), strict=True):
+            complete = [row for row in rows if row.get(key) and row["top1"]]
+            front = pareto_front([(row[key], row["top1"]) for row in complete], less)
+            where = "post" if less else "pre"
+            axes.step(*zip(*front, strict=True), where=where, color="#999999", lw=1.2, label="Pareto front")
+            for row in complete:
+                point, own = (row[key], row["top1"]), row["family"] in families
+                colour = COLOURS[families.index(row["family"])] if own else "#bbbbbb"
+                marker = "o" if row["size"] <= 300 else "D"
+                axes.scatter(*point, s=46 if own else 16, color=colour, marker=marker, zorder=3)
+                if own or point in front:
+                    text = row["model"].removesuffix(" (ours)") + ("" if row["size"] == 224 else f" {row['size']}")
+                    font = dict(fontsize=7.5 if own else 6.5, color="black" if own else "#777777")
+                    axes.annotate(text, point, textcoords="offset points", xytext=(4, 3), **font)
+            for i, family in enumerate(families):
+                axes.scatter([], [], s=46, color=COLOURS[i], label=family)
+            axes.set(xscale="log", xlabel=label)
+            plain_numbers(axes.xaxis)
+        panels[0].set_ylabel("ImageNet-1K top-1 as printed, %")
+        panels[0].legend(loc="lower right")
+    return figure

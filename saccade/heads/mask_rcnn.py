@@ -5,6 +5,7 @@ the features, and bfloat16 coordinates near 1000 px are 4 px apart.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import MultiScaleRoIAlign
 
 from saccade.heads.backbone import BackboneMethods
+from saccade.heads.mmdet import ExactAnchorGenerator, HalfPixelRoIAlign
 from saccade.heads.pyramid import NormLayer, Pyramid
 from saccade.heads.targets import DetectionTarget, check_targets
 
@@ -130,13 +132,16 @@ def region_stage(
     box_score_thresh: float = 0.05,
     box_nms_thresh: float = 0.5,
     box_detections_per_img: int = 100,
+    half_pixel: bool = False,
 ) -> RoIHeads:
     """Box head and mask head on regions. Names and defaults are torchvision's, which equal the papers'.
 
     `box_head` is "mlp" (two linear layers) or "conv" (four convolutions and one linear layer). torchvision also
     predicts a box and a mask for the background: 4 x 1025 and 257 parameters more than mmdetection's heads.
+    `half_pixel` is mmdetection's RoIAlign.
     """
-    box_pool = MultiScaleRoIAlign(ROI_LEVELS, output_size=7, sampling_ratio=2)
+    pool = HalfPixelRoIAlign if half_pixel else partial(MultiScaleRoIAlign, sampling_ratio=2)
+    box_pool = pool(ROI_LEVELS, output_size=7)
     if box_head == "conv":
         head = FastRCNNConvFCHead((width, 7, 7), [width] * 4, [BOX_HEAD_DIM], box_norm)
     else:
@@ -144,7 +149,7 @@ def region_stage(
     mask_parts = {}
     if masks:
         mask_parts = {
-            "mask_roi_pool": MultiScaleRoIAlign(ROI_LEVELS, output_size=14, sampling_ratio=2),
+            "mask_roi_pool": pool(ROI_LEVELS, output_size=14),
             "mask_head": MaskRCNNHeads(width, [width] * 4, 1, mask_norm),
             "mask_predictor": Float32MaskPredictor(width, width, num_classes + 1),
         }
@@ -178,10 +183,11 @@ def proposal_network(
     rpn_batch_size_per_image: int = 256,
     rpn_positive_fraction: float = 0.5,
     rpn_score_thresh: float = 0.0,
+    exact_anchors: bool = False,
 ) -> RegionProposalNetwork:
     """Region proposal network on strides 4 to 64, with one or several anchor sizes per level.
 
-    Names are torchvision's, defaults the papers'.
+    Names are torchvision's, defaults the papers'. `exact_anchors` are mmdetection's.
     """
     sizes = [(size,) if isinstance(size, int) else tuple(size) for size in anchor_sizes]
     if len(sizes) != len(ROI_LEVELS) + 1 or len({len(level) for level in sizes}) != 1:
@@ -189,7 +195,8 @@ def proposal_network(
             f"expected anchor_sizes for {len(ROI_LEVELS) + 1} levels, the same number of sizes per level; "
             f"got {anchor_sizes}."
         )
-    anchors = Float32AnchorGenerator(tuple(sizes), (tuple(aspect_ratios),) * len(sizes))
+    generator = ExactAnchorGenerator if exact_anchors else Float32AnchorGenerator
+    anchors = generator(tuple(sizes), (tuple(aspect_ratios),) * len(sizes))
     return RegionProposalNetwork(
         anchors,
         Float32RPNHead(width, len(sizes[0]) * len(aspect_ratios)),

@@ -4,7 +4,10 @@ group     tokens.visual_tokens.FilterTokenizer         Eq. 1, one per level; Rec
 relate    layers.relation.VisualTokenTransformer             Eqs. 3-4, one over the tokens of all levels
 put back  tokens.projector.TokenProjector              Eq. 5, one per level
 
-Sec. 4 says 8 tokens per level; the 8.5 GFLOPs of Table 9 at 800 x 1216 are those of 16, 16, 8 and 8 (`num_tokens`).
+This is the module that the authors released (in the early history of the repository d2go), and its weights load:
+batch norm on the scores of filters, no activation in the transformer, which has 16 heads there. Its defaults are 3
+layers with 16, 16, 8 and 8 tokens. Sec. 4 says 8 tokens per level and one transformer, which are the defaults here; the
+8.5 GFLOPs of Table 9 at 800 x 1216 are those of one layer with 16, 16, 8 and 8.
 """
 
 from collections.abc import Sequence
@@ -16,25 +19,36 @@ from torch import Tensor, nn
 from saccade.heads.fpn import FPNHead
 from saccade.layers.relation import VisualTokenTransformer
 from saccade.tokens.projector import TokenProjector
-from saccade.tokens.visual_tokens import FilterTokenizer, RecurrentTokenizer, pixel_groups
+from saccade.tokens.visual_tokens import FilterTokenizer, PositionEncoding, RecurrentTokenizer, pixel_groups
 
 
 class VTPyramidLayer(nn.Module):
     """Group every level into tokens, relate the tokens of all levels, project them back onto every level."""
 
     def __init__(
-        self, channels: Sequence[int], dim: int, token_dim: int, num_tokens: Sequence[int], num_heads: int, first: bool
+        self,
+        channels: Sequence[int],
+        dim: int,
+        token_dim: int,
+        num_tokens: Sequence[int],
+        num_heads: int,
+        first: bool,
+        positions: Sequence[tuple[int, int]] | None = None,
     ):
         super().__init__()
 
-        def tokenizer(width: int, count: int) -> nn.Module:
-            if first:
-                return FilterTokenizer(width, token_dim, count, value_groups=pixel_groups(width, num_heads))
-            return RecurrentTokenizer(width, token_dim, num_heads)
+        def tokenizer(level: int) -> nn.Module:
+            width, position = channels[level], None
+            if positions is not None:
+                position = PositionEncoding(1 if first else num_heads, *positions[level])
+            if not first:
+                return RecurrentTokenizer(width, token_dim, num_heads, position=position)
+            groups = pixel_groups(width, num_heads)
+            return FilterTokenizer(width, token_dim, num_tokens[level], groups, score_norm=True, position=position)
 
         self.num_tokens = list(num_tokens)
-        self.tokenizers = nn.ModuleList(map(tokenizer, channels, num_tokens))
-        self.relation = VisualTokenTransformer(token_dim, num_heads)
+        self.tokenizers = nn.ModuleList(map(tokenizer, range(len(channels))))
+        self.relation = VisualTokenTransformer(token_dim, num_heads, relu=False)
         self.projectors = nn.ModuleList(TokenProjector(width, dim, token_dim, num_heads) for width in channels)
 
     def forward(self, pyramid: list[Tensor], tokens: list[Tensor] | None) -> tuple[list[Tensor], list[Tensor]]:
@@ -61,6 +75,7 @@ class VTPyramid(nn.Module):
         num_tokens: tokens per level, one number or one per level.
         num_heads: heads of every attention.
         layers: number of `VTPyramidLayer`s. Further layers attend with the tokens of the previous one.
+        positions: per level the (size, halvings) of a `PositionEncoding` of its tokens; None for no encoding.
     """
 
     def __init__(
@@ -71,14 +86,18 @@ class VTPyramid(nn.Module):
         num_tokens: int | Sequence[int] = 8,
         num_heads: int = 16,
         layers: int = 1,
+        positions: Sequence[tuple[int, int]] | None = None,
     ):
         super().__init__()
         counts = [num_tokens] * len(channels) if isinstance(num_tokens, int) else list(num_tokens)
         if len(counts) != len(channels):
             raise ValueError(f"num_tokens must be one number or {len(channels)}, one per level; got {num_tokens!r}.")
+        if positions is not None and len(positions) != len(channels):
+            raise ValueError(f"positions must be {len(channels)} pairs, one per level; got {positions!r}.")
+        widths = [list(channels)] + [[dim] * len(channels)] * (layers - 1)
         self.layers = nn.ModuleList(
-            VTPyramidLayer([dim] * len(channels) if i else channels, dim, token_dim, counts, num_heads, first=i == 0)
-            for i in range(layers)
+            VTPyramidLayer(inputs, dim, token_dim, counts, num_heads, i == 0, positions)
+            for i, inputs in enumerate(widths)
         )
 
     def forward(self, pyramid: list[Tensor]) -> list[Tensor]:

@@ -16,17 +16,19 @@ from saccade.ops.attention import token_attention
 class FeedForward(nn.Module):
     """tokens + norm(W relu(tokens)): VT Eq. 4 with one matrix, which is what the reported FLOPs allow.
 
-    ReLU precedes the matrix: after a norm whose gain starts at zero it would never pass a gradient.
+    ReLU precedes the matrix: after a norm whose gain starts at zero it would never pass a gradient. The authors'
+    VT-FPN module has none (`relu=False`).
     """
 
-    def __init__(self, dim: int, norm: bool = True, drop_path: float = 0.0):
+    def __init__(self, dim: int, norm: bool = True, drop_path: float = 0.0, relu: bool = True):
         super().__init__()
+        self.act = nn.ReLU() if relu else nn.Identity()
         self.fc = LinearNorm(dim, dim, zero=True, norm=norm)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens (B, M, D) -> (B, M, D)."""
-        return tokens + self.drop_path(self.fc(F.relu(tokens)))  # VT Eq. 4
+        return tokens + self.drop_path(self.fc(self.act(tokens)))  # VT Eq. 4
 
 
 class VisualTokenTransformer(nn.Module):
@@ -44,6 +46,7 @@ class VisualTokenTransformer(nn.Module):
         value_groups: int = 1,
         norm: bool = True,
         drop_path: float = 0.0,
+        relu: bool = True,
     ):
         super().__init__()
         if dim % (2 * num_heads) or num_heads % key_groups:
@@ -56,7 +59,7 @@ class VisualTokenTransformer(nn.Module):
         self.to_value = LinearNorm(dim, dim, value_groups, norm=norm)
         self.norm = ListNorm(dim, zero=True, enabled=norm)
         self.drop_path = DropPath(drop_path)
-        self.mlp = FeedForward(dim, norm, drop_path)
+        self.mlp = FeedForward(dim, norm, drop_path, relu)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens (B, M, D) -> (B, M, D)."""

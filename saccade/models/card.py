@@ -1,6 +1,6 @@
 """The card in the metadata of a weights file: model and options, classes, preprocessing.
 
-`save_model` writes it into safetensors metadata; `open_model` builds the model from the file alone.
+`save_model` writes it into safetensors metadata; `saccade.load` builds the model from the file alone.
 """
 
 import json
@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
+from timm.data import ImageNetInfo
+from timm.models import is_model
 from torch import Tensor, nn
 
 from saccade import weights
 from saccade.models.checkpoint import (
     CheckpointError,
     identify,
-    load_checkpoint,
     read_metadata,
     read_state_dict,
     save_checkpoint,
 )
-from saccade.models.registry import MEAN, STD, create_model
+from saccade.models.registry import MEAN, STD
 
 
 class Preprocess(NamedTuple):
@@ -50,9 +51,17 @@ class Card(NamedTuple):
     head_kwargs: dict[str, Any] = {}  # noqa: RUF012
     shorter: int | None = None  # side to which images are resized in dense tasks; None keeps their size
 
+    def __repr__(self) -> str:
+        model = f"{self.name}+{self.head}" if self.head else self.name
+        frames = f", {self.preprocess.frames} frames" if self.preprocess.frames else ""
+        return f"Card({model}: {self.task}, {self.num_classes} classes, {self.preprocess.size} px{frames})"
+
     @property
     def names(self) -> list[str]:
-        """Readable class names; class numbers where names are unknown."""
+        """Readable class names; ImageNet's for 1000 unnamed classes, else class numbers where names are unknown."""
+        if not self.classes and self.task == "classification" and self.num_classes == 1000:
+            info = ImageNetInfo()
+            return [info.index_to_description(i).partition(",")[0] for i in range(1000)]
         return [readable(name) for name in self.classes] or [str(number) for number in range(self.num_classes)]
 
 
@@ -63,7 +72,10 @@ def readable(name: str) -> str:
 
 def preprocess_of(model: nn.Module) -> Preprocess:
     """Preprocessing from timm's configuration of a model."""
-    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    return _preprocess(getattr(model, "pretrained_cfg", None) or {})
+
+
+def _preprocess(config: Any) -> Preprocess:
     shape = config.get("input_size", (3, 224, 224))
     return Preprocess(
         shape[-1],
@@ -98,19 +110,6 @@ def save_model(
     save_checkpoint(model, path, metadata | {f"saccade.{key}": value for key, value in notes.items()}, state_dict)
 
 
-def open_model(path: str | os.PathLike) -> tuple[nn.Module, Card]:
-    """Build the model of a file, in evaluation mode: our own, an authors' release, or a training run's folder."""
-    path = weights_file(path)
-    card = read_card(path)
-    if card.task != "classification":
-        raise CheckpointError(f"expected a classifier, got a model for {card.task} in {path}. Use open_task_model.")
-    model = create_model(card.name, num_classes=card.num_classes, **card.kwargs)
-    load_checkpoint(model, path)
-    if card.preprocess == Preprocess():
-        card = card._replace(preprocess=preprocess_of(model))
-    return model.eval(), card
-
-
 def weights_file(path: str | os.PathLike) -> Path:
     """The weights of a file, a run's folder (its best), or an embedded name such as "svit_nano.tiny_imagenet"."""
     path = Path(path)
@@ -134,6 +133,8 @@ def read_card(path: str | os.PathLike) -> Card:
     except SafetensorError:  # damaged: reading its tensors raises a clear error
         metadata = {}
     if "saccade.model" not in metadata:
+        if (card := _timm_card(Path(path).parent / "config.json")) is not None:
+            return card
         name, classes = identify(read_state_dict(path))
         return Card(name, classes, {}, [], Preprocess())
     preprocess = json.loads(metadata.get("saccade.preprocess", "{}"))
@@ -150,4 +151,19 @@ def read_card(path: str | os.PathLike) -> Card:
         metadata.get("saccade.head", ""),
         json.loads(metadata.get("saccade.head_kwargs", "{}")),
         int(metadata["saccade.shorter"]) if "saccade.shorter" in metadata else None,
+    )
+
+
+def _timm_card(path: Path) -> Card | None:
+    """The card of a repository that timm wrote, from its config.json; None if it is not timm's."""
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not is_model(config.get("architecture", "")):
+        return None
+    names = config.get("label_names") or []
+    return Card(
+        config["architecture"],
+        config["num_classes"],
+        config.get("model_args", {}),
+        list(names.values()) if isinstance(names, dict) else list(names),
+        _preprocess(config.get("pretrained_cfg", {})),
     )

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
-from saccade.models.official import FAMILIES, heads
+from saccade.models.official import FAMILIES, heads, mask_rcnn
 from saccade.models.registry import create_model, list_models
 
 _logger = logging.getLogger(__name__)
@@ -57,6 +57,18 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, A
     allows tensors to be missing; the report names them.
     """
     target: Any = model.model if isinstance(model, FeatureGetterNet) else model
+    state_dict, report = match_checkpoint(model, source, strict)
+    target.load_state_dict(state_dict, strict=False)
+    if report.new or report.ignored or report.changed:
+        _logger.warning("%s", report)
+    return report
+
+
+def match_checkpoint(
+    model: nn.Module, source: str | os.PathLike | Mapping[str, Any], strict: bool = True
+) -> tuple[dict[str, Tensor], LoadReport]:
+    """The tensors that `load_checkpoint` loads, under the model's names; the model may be on the meta device."""
+    target: Any = model.model if isinstance(model, FeatureGetterNet) else model
     state_dict, family = read_state_dict(source), None
     if hasattr(target, "backbone"):
         state_dict, family = convert_parts(state_dict, target)
@@ -75,12 +87,8 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, A
     state_dict, ignored = _drop_unused(state_dict, model, target)
     ignored = dropped + ignored
     missing = _compare(state_dict, target, new, strict)
-    target.load_state_dict(state_dict, strict=False)
     source_layout = f"{family} (official)" if family else "saccade"
-    report = LoadReport(source_layout, len(state_dict), new | missing, ignored, changed)
-    if report.new or report.ignored or report.changed:
-        _logger.warning("%s", report)
-    return report
+    return state_dict, LoadReport(source_layout, len(state_dict), new | missing, ignored, changed)
 
 
 def convert_official(state_dict: Mapping[str, Any], name: str, **kwargs: Any) -> dict[str, Tensor]:
@@ -208,22 +216,23 @@ def _convert(family: str, state_dict: dict[str, Tensor], model: nn.Module) -> di
 
 
 def convert_parts(state_dict: dict[str, Tensor], model: Any) -> tuple[dict[str, Tensor], str | None]:
-    """Convert a backbone with its head: our own layout is unchanged, mmsegmentation's is converted part by part."""
+    """Convert a backbone with its head: our own layout is unchanged, OpenMMLab's are converted part by part."""
     if not any(key.startswith(BACKBONE) for key in state_dict):
         raise CheckpointError(
             f"expected a backbone with its head, got {_some(state_dict)}. Load a classifier's file into the backbone "
             "alone: saccade.load_checkpoint(model.backbone, ...)."
         )
     kind = heads.matches(state_dict)
-    if kind is None:
+    if kind is not None:
+        head = heads.convert(kind, {k: v for k, v in state_dict.items() if k.startswith(heads.PREFIXES)})
+        head = {f"head.{key}": value for key, value in head.items()}
+    elif mask_rcnn.matches(state_dict):
+        head = mask_rcnn.convert({k: v for k, v in state_dict.items() if k.startswith(mask_rcnn.PREFIXES)})
+    else:
         return state_dict, None
     backbone, family = _recognise(state_dict)
-    wrapped = isinstance(model.backbone, FeatureGetterNet)
-    inner = model.backbone.model if wrapped else model.backbone
-    backbone = _convert(family, backbone, inner) if family else backbone
-    prefix = f"{BACKBONE}model." if wrapped else BACKBONE
-    head = heads.convert(kind, {k: v for k, v in state_dict.items() if k.startswith(heads.PREFIXES)})
-    return {prefix + k: v for k, v in backbone.items()} | {f"head.{k}": v for k, v in head.items()}, family or "timm"
+    backbone = _convert(family, backbone, model.backbone_model) if family else backbone
+    return {model.backbone_prefix + key: value for key, value in backbone.items()} | head, family or "timm"
 
 
 def _drop_unused(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from timm.models import _registry, get_pretrained_cfg, is_model
+from timm.models import PretrainedCfg, _registry, get_pretrained_cfg, is_model
 
 from saccade import weights
 from saccade.models.card import Card, read_card
@@ -53,10 +53,16 @@ def register_tag(card: Card, tag: str, path: Path) -> None:
         num_classes=card.num_classes,
         label_names=tuple(card.names),
     )
-    full = f"{card.name}.{tag}"
-    tags: Any = _registry._model_default_cfgs[card.name]  # timm declares a PretrainedCfg, and stores a DefaultCfg
+    add_tag(card.name, tag, config)
+
+
+def add_tag(name: str, tag: str, config: PretrainedCfg) -> None:
+    """Add a tag of a registered model to timm's registry, or replace it."""
+    full = f"{name}.{tag}"
+    tags: Any = _registry._model_default_cfgs[name]  # timm declares a PretrainedCfg, and stores a DefaultCfg
     if tag not in tags.cfgs:
         tags.tags.append(tag)
-        _registry._model_with_tags[card.name].append(full)
+        _registry._model_with_tags[name].append(full)
     tags.cfgs[tag] = _registry._model_pretrained_cfgs[full] = config
-    _registry._model_has_pretrained |= {card.name, full}
+    if config.has_weights:
+        _registry._model_has_pretrained |= {name, full}

@@ -13,7 +13,7 @@ the next stage, the heads and the detectors read its output. A stage of 0 cluste
 from collections.abc import Sequence
 from typing import Any
 
-from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_path_rates, trunc_normal_
+from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_path_rates
 from timm.models import checkpoint, generate_default_cfgs, register_notrace_module
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
@@ -31,13 +31,16 @@ from saccade.tokens.clusters import (
     ConvClustering,
     LinearClustering,
     MlpClustering,
+    PooledTokenizer,
     SharedTokenizer,
+    StridedTokenizer,
     ToScore,
 )
 
 __all__ = ["PaCa"]
 
 CLUSTERINGS = {"conv": ConvClustering, "mlp": MlpClustering, "linear": LinearClustering}
+REDUCTIONS = ("stride", "pool")  # spatial reduction instead of clusters, for comparison (PaCa Fig. 2a)
 
 
 class ConvStem(nn.Module):
@@ -152,7 +155,9 @@ class PaCa(nn.Module):
     Args:
         dims, depths, heads: width, number of blocks and attention heads per stage.
         clusters: number of tokens per stage, independent of the image size; 0 is plain attention (PaCa Table 4).
-        clustering: "conv" (7x7 neighbourhood), "mlp" (the pixel alone) or "linear".
+        clustering: "conv" (7x7 neighbourhood), "mlp" (the pixel alone) or "linear"; or spatial reduction in every
+            block: "stride" (convolutions of stride 8, 4, 2, so that tokens grow with the image) or "pool" (average
+            pooling to the square nearest to `clusters`).
         clustering_scope: which blocks compute an assignment: "stage" (the first block, shared by the others), "block"
             (every block), or every k-th block. `where` is another name for it.
         teacher: depths of the external clustering network, which then computes all assignments instead of
@@ -188,7 +193,7 @@ class PaCa(nn.Module):
         super().__init__()
         check_per_stage(len(dims), depths=depths, heads=heads)
         check_clusters(clusters, len(dims))
-        choose("clustering", clustering, tuple(CLUSTERINGS))
+        choose("clustering", clustering, (*CLUSTERINGS, *REDUCTIONS))
         choose("norm", norm, ("pre", "post", "sub"))
         choose("position", position, ("none", "ape"))
         period = clustering_period(clustering_scope, where)
@@ -215,6 +220,7 @@ class PaCa(nn.Module):
                 clusters[i],
                 rates[i],
                 clustering=clustering if teacher is None else None,
+                stride=2 ** max(0, len(dims) - 1 - i),
                 period=period,
                 mlp_ratio=mlp_ratio,
                 mlp_drop_rate=mlp_drop_rate,
@@ -257,6 +263,8 @@ class PaCa(nn.Module):
             if not isinstance(module, ToScore):
                 continue
             weight = state_dict.get(f"{name}.weight")
+            if module.bias is None:  # a constant over the pixels, which their softmax ignores
+                adapted.pop(f"{name}.bias", None)
             if weight is None or weight.shape[0] == module.out_features:
                 continue
             for parameter, _ in module.named_parameters():
@@ -335,6 +343,7 @@ def paca_stage(
     num_tokens: int,
     rates: Sequence[float],
     clustering: str | None,
+    stride: int,
     period: int,
     mlp_ratio: float,
     mlp_drop_rate: float,
@@ -346,7 +355,7 @@ def paca_stage(
     blocks = [
         PaCaBlock(
             dim,
-            paca_tokenizer(dim, num_tokens, clustering, shared=bool(i % period if period else i)),
+            paca_tokenizer(dim, num_tokens, clustering, stride, shared=bool(i % period if period else i)),
             CrossAttention(dim, num_heads, sub) if num_tokens else SelfAttention(dim, num_heads, sub),
             ConvMlp(dim, int(dim * mlp_ratio), act_first=False, drop=mlp_drop_rate, sub_norm=sub),
             norm=norm,
@@ -358,10 +367,14 @@ def paca_stage(
     return PaCaStage(dim, nn.Identity() if in_dim is None else ConvMerge(in_dim, dim), blocks)
 
 
-def paca_tokenizer(dim: int, num_tokens: int, clustering: str | None, shared: bool) -> nn.Module | None:
+def paca_tokenizer(dim: int, num_tokens: int, clustering: str | None, stride: int, shared: bool) -> nn.Module | None:
     """The tokenizer of a block: none, one that shares an assignment, or one that computes it."""
     if num_tokens == 0:
         return None
+    if clustering == "stride":
+        return StridedTokenizer(dim, stride)
+    if clustering == "pool":
+        return PooledTokenizer(dim, round(num_tokens**0.5))
     if shared:
         return SharedTokenizer(dim)
     return ClusterTokenizer(dim, CLUSTERINGS[clustering](dim, num_tokens) if clustering else None)
@@ -385,12 +398,12 @@ def clustering_period(clustering_scope: str | int | None, where: str | int | Non
 
 
 def init_weights(module: nn.Module) -> None:
-    """Linear layers truncated normal, convolutions normal by fan-out, biases zero, as in the authors' code.
+    """Linear layers normal, convolutions normal by fan-out, biases zero, as in the authors' code.
 
     Linear layers that the authors write as 1x1 convolutions are initialised as convolutions.
     """
-    if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear):  # truncated at 2, which is 100 deviations: timm's trunc_normal_ overflows to 2
+        nn.init.normal_(module.weight, std=0.02)
     elif isinstance(module, nn.Conv2d):
         fan_out = module.weight[0, 0].numel() * module.out_channels // module.groups
         nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)

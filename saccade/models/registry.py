@@ -1,6 +1,8 @@
 """Registration with timm, construction, and the list of names."""
 
 from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 import timm
@@ -18,6 +20,8 @@ from saccade.layers.grid import channels_last, check_images
 from saccade.layers.norm import ChannelNorm, TokenNorm
 from saccade.layers.position import AbsolutePosition
 from saccade.ops._weights import install_weight_cast
+from saccade.weights.releases import Release
+from saccade.weights.releases import find as find_release
 
 for function in (check_images, channels_last):  # leaves for torch.fx: they branch on shapes
     register_notrace_function(function)
@@ -27,14 +31,6 @@ for layer in (TokenNorm, ChannelNorm, DepthwiseConv, AbsolutePosition):
 Model = TypeVar("Model", bound=nn.Module)
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet, as in all four papers
-
-OFFICIAL_FILES = {
-    "svit": "the SViT authors' GitHub repository (hhb072/STViT)",
-    "paca": "the PaCa-ViT authors' GitHub repository (iVMCL/PaCaViT)",
-    "sparseformer": "the SparseFormer authors' GitHub repository (showlab/sparseformer)",
-    "sparseformer_v2": "the SparseFormer authors' GitHub repository (showlab/sparseformer, release v2.0.0-refactor)",
-    "video_sparseformer": "the SparseFormer authors' GitHub repository (showlab/sparseformer; image weights inflate)",
-}
 
 
 def pretrained_cfg(size: int = 224, pool: int | None = None, **changes: Any) -> dict[str, Any]:
@@ -53,18 +49,26 @@ def pretrained_cfg(size: int = 224, pool: int | None = None, **changes: Any) -> 
 
 
 def register(entrypoint: Callable[..., Model]) -> Callable[..., Model]:
-    """timm's `register_model`, and listed under `timm.list_models(module="saccade")`."""
-    register_model(entrypoint)
-    _registry._module_to_models["saccade"].add(entrypoint.__name__)
-    return entrypoint
+    """timm's `register_model`, and listed under `timm.list_models(module="saccade")`.
+
+    A tag may have options of the model, such as the number of clusters; the caller's options override them.
+    """
+    name = entrypoint.__name__
+
+    @wraps(entrypoint)
+    def create(pretrained: bool = False, **kwargs: Any) -> Model:
+        release = released_tag(name, kwargs)
+        return entrypoint(pretrained, **((release.options if release else {}) | kwargs))
+
+    register_model(create)
+    _registry._module_to_models["saccade"].add(name)
+    return create
 
 
 def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model:
     """Build a variant with timm's builder, so that every timm keyword (features_only, in_chans, ...) works."""
     if pretrained:
-        if not kwargs.get("pretrained_cfg") and not kwargs.get("pretrained_cfg_overlay"):
-            kwargs["pretrained_cfg"] = embedded_tag(name)
-        _check_weights_exist(name, kwargs)
+        kwargs = _with_weights(name, kwargs)
     out_indices = kwargs.pop("out_indices", (0, 1, 2, 3))
     registered: Any = timm.models.get_pretrained_cfg(name)  # declared with three sizes; a clip has four
     clip = registered.input_size if registered is not None and len(registered.input_size) == 4 else None
@@ -96,25 +100,34 @@ def embedded_tag(name: str) -> str | None:
     return next((config.tag for config in tags.values() if config.file), None)
 
 
-def _check_weights_exist(name: str, kwargs: dict[str, Any]) -> None:
-    overlay = kwargs.get("pretrained_cfg_overlay") or {}
-    given = kwargs.get("pretrained_cfg")
-    tag = given if isinstance(given, str) else ""
-    registered = timm.models.get_pretrained_cfg(f"{name}.{tag}" if tag else name, allow_unregistered=True)
-    has_weights = getattr(given, "has_weights", False) or (registered is not None and registered.has_weights)
-    if has_weights or overlay or isinstance(given, dict):
-        return
-    family = timm.models.model_entrypoint(name).__module__.rpartition(".")[2]
-    source = None if name.endswith("_nano") else OFFICIAL_FILES.get(family)  # nano models are not in the papers
-    advice = (
-        f"Download the file from {source}, then saccade.load_checkpoint(model, path)."
-        if source
-        else "No weights were published. Train it, or load your own with saccade.load_checkpoint(model, path)."
-    )
-    shipped = ", ".join(timm.list_models(pretrained=True, module="saccade"))
+def released_tag(name: str, kwargs: dict[str, Any]) -> Release | None:
+    """The release that a caller's `pretrained_cfg` names: a tag, or None for the first release of the model."""
+    tag, overlay = kwargs.get("pretrained_cfg") or "", kwargs.get("pretrained_cfg_overlay") or {}
+    if not isinstance(tag, str) or overlay.keys() & {"url", "file", "hf_hub_id", "state_dict", "source"}:
+        return None
+    return find_release(f"{name}.{tag}" if tag else name)
+
+
+def _with_weights(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`kwargs` with the file of the pretrained weights: embedded, or released and downloaded on first use."""
+    overlay, given = kwargs.get("pretrained_cfg_overlay") or {}, kwargs.get("pretrained_cfg")
+    if not given and not overlay:
+        given = embedded_tag(name)
+        kwargs = kwargs | {"pretrained_cfg": given}
+    if (release := released_tag(name, kwargs)) is not None:
+        from saccade.models.released import build_classifier, fetch  # they import this file
+
+        folder = kwargs.get("cache_dir")
+        path = fetch(release, build_classifier, Path(folder) if folder else None)
+        return kwargs | {"pretrained_cfg": release.tag, "pretrained_cfg_overlay": {"file": str(path)} | overlay}
+    registered = timm.models.get_pretrained_cfg(f"{name}.{given}" if isinstance(given, str) else name)
+    if overlay or (given and not isinstance(given, str)) or (registered is not None and registered.has_weights):
+        return kwargs
+    tag = f".{given}" if isinstance(given, str) else ""
+    inflate = " The file of an image model also loads: it is inflated." if name.startswith("video_") else ""
     raise RuntimeError(
-        f"saccade ships no pretrained weights for {name}{f'.{tag}' if tag else ''}. {advice}"
-        + (f" Models with embedded weights: {shipped}." if shipped else "")
+        f"expected published weights of {name}{tag}, got none. `saccade pull --list` lists the models that have some. "
+        f"Train it, or load your own with saccade.load_checkpoint(model, path).{inflate}"
     )
 
 

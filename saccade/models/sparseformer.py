@@ -26,7 +26,7 @@ from saccade.layers.attention import SelfAttention
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
-from saccade.models.registry import build, choose, pretrained_cfg, register
+from saccade.models.registry import build, choose, create_model, pretrained_cfg, register
 from saccade.ops import plain_layer
 from saccade.ops.layer_norm import plain_norm
 from saccade.ops.pooling import conv_pool_relu
@@ -195,11 +195,14 @@ class SparseFormer(nn.Module):
         restrict_gradient: clamp the gradient of sampling points, see `RegionTokenizer` and `set_loss_scale`.
         point_scale: 0.5 follows Eq. 3 literally, see `PointPlacer`.
         training_code: the small constants of the authors' training code; same weights, logits 1 % different.
-        dense: with the learned projections of content-aware dense features; `features_only=True` implies it.
+        dense: whether dense features (`features_only=True`) have learned queries, keys and values; `eval()` warns
+            until they are trained or loaded. Otherwise dense features have no parameters.
     """
 
     axes = 2  # of the sampled features: x and y; a video adds time
     precise = ("regions",)  # coordinates stay float32 when a copy is cast
+    num_prefix_tokens = 0  # tokens without a region, before the latent tokens
+    token_parameters = ("embeddings", "regions")  # these have one row per latent token
 
     def __init__(
         self,
@@ -236,8 +239,7 @@ class SparseFormer(nn.Module):
         self.in_chans = in_chans
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = cortex_dim
-        last = f"cortex.blocks.{depth - 1}"
-        self.feature_info = [{"num_chs": cortex_dim, "reduction": stride, "module": last} for stride in STRIDES]
+        self.feature_info = feature_info(cortex_dim)
         self.stem_dim = channels = in_chans if image_features == "rgb" else channels
         norm = PixelNorm(1e-7, unbiased=True) if training_code else PixelNorm()
         if image_features == "rgb":
@@ -282,7 +284,8 @@ class SparseFormer(nn.Module):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         cortex = r"^cortex" if coarse else r"^cortex\.blocks\.(\d+)"
-        blocks = [(r"^focus|^bridge", (-1,)), (cortex, (0,) if coarse else None), (r"^locate", (99999,))]
+        before = r"^focus|^bridge|^resample|^class_token"  # the last two in v2
+        blocks = [(before, (-1,)), (cortex, (0,) if coarse else None), (r"^locate", (99999,))]
         return {"stem": r"^stem|^embeddings|^regions", "blocks": blocks}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -306,12 +309,12 @@ class SparseFormer(nn.Module):
         self.head.reset(num_classes, global_pool)
 
     def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Load all but embeddings and regions where the number of tokens differs (SparseFormer Sec. 4.1)."""
+        """Load all but `token_parameters` where the number of tokens differs (SparseFormer Sec. 4.1)."""
         new: dict[str, str] = {}
-        theirs = len(state_dict["embeddings"]) if "embeddings" in state_dict else len(self.embeddings)
-        if theirs != len(self.embeddings):
+        theirs = len(state_dict.get("regions", self.regions))
+        if theirs != len(self.regions):
             new = dict.fromkeys(
-                ("embeddings", "regions"), f"{len(self.embeddings)} tokens, the checkpoint has {theirs}"
+                self.token_parameters, f"{len(self.regions)} latent tokens, the checkpoint has {theirs}"
             )
         if self.locate is not None and not any(key.startswith("locate.") for key in state_dict):
             dense = (name for name in self.state_dict() if name.startswith("locate."))
@@ -327,17 +330,18 @@ class SparseFormer(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Images (B, 3, H, W) -> the last tokens (B, M, D), and intermediates in one of two forms.
+        """Images (B, 3, H, W) -> the tokens of `forward_features`, and intermediates in one of two forms.
 
         "NLC": the tokens (B, M, D) after every pass, `repeats` of the focusing, `depth` of the cortex transformer.
-        "NCHW": the last tokens put back onto the grid at strides 4, 8, 16 and 32 (SparseFormer Appendix A.2): by
+        "NCHW": the last latent tokens put back onto the grid at strides 4, 8, 16 and 32 (SparseFormer Appendix A.2): by
         location (see `tokens.locate`) at stride 4, then average-pooled. `norm` has no effect, as the norm follows the
         mean over tokens; nor has `stop_early`, as all features come from the last tokens.
         """
         choose("output_fmt", output_fmt, ("NCHW", "NLC"))
         passes: list[Tensor] = []
-        tokens, regions, features = self.forward_tokens(x, passes)
-        outputs = passes if output_fmt == "NLC" else self.pyramid(x, tokens, regions, features)
+        tokens, regions, features = self.sample_features(self.extract_features(x), passes)
+        latent = tokens[:, self.num_prefix_tokens :]
+        outputs = passes if output_fmt == "NLC" else self.pyramid(x, latent, regions, features)
         take, _ = feature_take_indices(len(outputs), indices)
         intermediates = [outputs[i] for i in take]
         return intermediates if intermediates_only else (tokens, intermediates)
@@ -369,30 +373,40 @@ class SparseFormer(nn.Module):
     def forward_tokens(
         self, images: Tensor, passes: list[Tensor] | None = None, extent: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """images (B, 3, H, W) -> tokens (B, M, D), their regions (B, M, 4), and the sampled features (B, C, h, w).
+        """images (B, 3, H, W) -> latent tokens (B, M, D), their regions (B, M, 4), the sampled features (B, C, h, w).
 
         `passes` collects the tokens after every pass. `extent` (B, 2) is the fraction of width and height that each
         image fills in a padded batch: tokens start inside it, and everything they do is relative to their region.
         """
+        tokens, regions, features = self.sample_features(self.extract_features(images), passes, extent)
+        return tokens[:, self.num_prefix_tokens :], regions, features
+
+    def extract_features(self, images: Tensor) -> Tensor:
+        """images (B, 3, H, W) -> the features that are sampled (B, C, h, w)."""
         check_images(images, self.in_chans)
-        return self.sample_features(self.stem(channels_last(images)), passes, extent)
+        return self.stem(channels_last(images))
+
+    def initial_tokens(self, features: Tensor, extent: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Learned tokens (B, M, D) and regions (B, M, 4) of a batch; a single embedding serves all tokens."""
+        batch, copies = features.shape[0], self.regions.shape[0] // self.embeddings.shape[0]
+        tokens = self.embeddings.to(features.dtype).repeat(batch, copies, 1)  # torch's FLOP counter fails on views
+        regions = at_least_float32(self.regions).repeat(batch, 1, 1)
+        if extent is not None:
+            regions = regions * extent.to(regions.dtype).repeat(1, 2).unsqueeze(1)
+        return tokens, regions
 
     def sample_features(
         self, features: Tensor, passes: list[Tensor] | None = None, extent: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """features (B, C, H, W) -> tokens (B, M, D), regions (B, M, 4), features."""
-        batch = features.shape[0]  # copies below: torch's FLOP counter fails on views of parameters
-        tokens = self.embeddings.to(features.dtype).repeat(batch, 1, 1)
-        regions = at_least_float32(self.regions).repeat(batch, 1, 1)
-        if extent is not None:
-            regions = regions * extent.to(regions.dtype).repeat(1, 2).unsqueeze(1)
+        tokens, regions = self.initial_tokens(features, extent)
         tokens, regions = self.focus(tokens, regions, features, passes)
         tokens, regions = self.cortex(self.bridge(tokens), regions, features, passes)
         return tokens, regions, features
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """images (B, 3, H, W) -> tokens (B, M, D)."""
-        return self.forward_tokens(images)[0]
+        """images (B, 3, H, W) -> tokens (B, M, D), with `num_prefix_tokens` others first."""
+        return self.sample_features(self.extract_features(images))[0]
 
     def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
         return self.head(tokens, pre_logits=pre_logits)
@@ -402,10 +416,28 @@ class SparseFormer(nn.Module):
         return self.forward_head(self.forward_features(images))
 
 
+def clip_vision(name: str = "sparseformer_btsp_clip_base", pretrained: bool = True, **kwargs: Any) -> nn.Module:
+    """An image tower for open_clip: `clip.visual = clip_vision("sparseformer_btsp_clip_base")`.
+
+    The text tower must be that of the same CLIP: ViT-B-16 for base, ViT-L-14 for large, both of OpenAI.
+    """
+    if "_clip_" not in name:
+        raise ValueError(f"expected a SparseFormer aligned with CLIP (sparseformer_btsp_clip_*), got {name!r}.")
+    model: Any = create_model(name, pretrained, **kwargs)
+    config = model.pretrained_cfg  # open_clip reads its preprocessing from these attributes
+    model.image_size, model.image_mean, model.image_std = config["input_size"][1:], config["mean"], config["std"]
+    return model
+
+
+def feature_info(dim: int) -> list[dict[str, Any]]:
+    """timm's description of the pyramid. The names are no modules, but transformers requires different ones."""
+    return [{"num_chs": dim, "reduction": stride, "module": f"pyramid.{stride}"} for stride in STRIDES]
+
+
 def init_weights(module: nn.Module) -> None:
     """Linear layers truncated normal, convolutions Kaiming normal, sampling modules as in appendix A.3."""
     if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
+        nn.init.normal_(module.weight, std=0.02)  # 2 is 100 deviations: timm's trunc_normal_ overflows to exactly 2
         if module.bias is not None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, nn.Conv2d):
@@ -416,44 +448,40 @@ def init_weights(module: nn.Module) -> None:
         module.init_weights()
 
 
+_RELEASED: dict[str, Any] = {"first_conv": "stem.conv", "crop_pct": 0.875, "interpolation": "bilinear"}
 default_cfgs = generate_default_cfgs(
     {
-        "sparseformer_tiny.in1k": pretrained_cfg(first_conv="stem.conv"),
-        "sparseformer_small.in1k": pretrained_cfg(first_conv="stem.conv"),
-        "sparseformer_base.in1k": pretrained_cfg(first_conv="stem.conv"),
+        "sparseformer_tiny.in1k": pretrained_cfg(**_RELEASED),
+        "sparseformer_small.in1k": pretrained_cfg(**_RELEASED),
+        "sparseformer_base.in1k": pretrained_cfg(**_RELEASED),
         "sparseformer_nano.untrained": pretrained_cfg(64, first_conv="stem.conv"),
     }
 )
-
-
-def _sparseformer(name: str, pretrained: bool, **kwargs: Any) -> SparseFormer:
-    kwargs.setdefault("dense", bool(kwargs.get("features_only", False)))
-    return build(SparseFormer, name, pretrained, **kwargs)
 
 
 @register
 def sparseformer_tiny(pretrained: bool = False, **kwargs: Any) -> SparseFormer:
     """SparseFormer-T. Reported: 32M parameters, 2.0 GFLOPs, 81.0 top-1 at 224 px."""
     size = dict(num_tokens=49, focus_dim=256, cortex_dim=512, depth=8)
-    return _sparseformer("sparseformer_tiny", pretrained, **(size | kwargs))
+    return build(SparseFormer, "sparseformer_tiny", pretrained, **(size | kwargs))
 
 
 @register
 def sparseformer_small(pretrained: bool = False, **kwargs: Any) -> SparseFormer:
     """SparseFormer-S. Reported: 48M parameters, 3.8 GFLOPs, 82.0 top-1 at 224 px."""
     size = dict(num_tokens=64, focus_dim=320, cortex_dim=640, depth=8)
-    return _sparseformer("sparseformer_small", pretrained, **(size | kwargs))
+    return build(SparseFormer, "sparseformer_small", pretrained, **(size | kwargs))
 
 
 @register
 def sparseformer_base(pretrained: bool = False, **kwargs: Any) -> SparseFormer:
     """SparseFormer-B. Reported: 81M parameters, 7.8 GFLOPs, 82.6 top-1 at 224 px."""
     size = dict(num_tokens=81, focus_dim=384, cortex_dim=768, depth=10)
-    return _sparseformer("sparseformer_base", pretrained, **(size | kwargs))
+    return build(SparseFormer, "sparseformer_base", pretrained, **(size | kwargs))
 
 
 @register
 def sparseformer_nano(pretrained: bool = False, **kwargs: Any) -> SparseFormer:
     """SparseFormer for 64 to 128 px and CPUs; not in the paper. 36 tokens take 16 samples each from 48 channels."""
     size = dict(num_tokens=36, focus_dim=128, cortex_dim=192, depth=6, heads=8, points=16, channels=48)
-    return _sparseformer("sparseformer_nano", pretrained, **(size | kwargs))
+    return build(SparseFormer, "sparseformer_nano", pretrained, **(size | kwargs))

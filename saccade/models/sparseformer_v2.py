@@ -19,26 +19,16 @@ from typing import Any, cast
 
 import timm
 import torch
-import torch.fx
 from timm.layers import calculate_drop_path_rates, drop_path, trunc_normal_
 from timm.layers.activations import quick_gelu
 from timm.models import checkpoint, generate_default_cfgs, register_notrace_module
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from saccade.layers.attention import SelfAttention
-from saccade.layers.grid import channels_last, check_images
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
 from saccade.models.registry import build, choose, pretrained_cfg, register
-from saccade.models.sparseformer import (
-    STRIDES,
-    EarlyConv,
-    PixelNorm,
-    SparseFormer,
-    at_least_float32,
-    init_weights,
-)
+from saccade.models.sparseformer import EarlyConv, PixelNorm, SparseFormer, feature_info, init_weights
 from saccade.ops._weights import install_weight_cast
 from saccade.tokens.locate import LocationAttention
 from saccade.tokens.regions import (
@@ -52,8 +42,6 @@ from saccade.tokens.regions import (
 )
 
 __all__ = ["SparseFormerV2", "bootstrap"]
-for function in ("check_images", "channels_last", "at_least_float32"):
-    torch.fx.wrap(function)  # timm's list of leaves holds only in the file of the first forward, v1's
 EPS = 1e-5  # of every LayerNorm
 HEAD_DIM = 64
 GENERATOR_DIM = 128
@@ -216,10 +204,11 @@ class SparseFormerV2(SparseFormer):
         extra_regions: initial regions of tokens that exceed a square number: "whole" image, as in the authors' code,
             where such tokens are equal and stay so in training; or "random" centres.
         restrict_gradient: clamp the gradient of sampling points, see `RegionTokenizer` and `set_loss_scale`.
-        dense: with the learned projections of content-aware dense features.
+        dense: as in `SparseFormer`.
     """
 
     num_prefix_tokens = 1  # the class token
+    token_parameters = ("regions",)
 
     def __init__(
         self,
@@ -253,8 +242,7 @@ class SparseFormerV2(SparseFormer):
         self.in_chans = in_chans
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = cortex_dim
-        last = f"cortex.blocks.{depth - 1}"
-        self.feature_info = [{"num_chs": cortex_dim, "reduction": stride, "module": last} for stride in STRIDES]
+        self.feature_info = feature_info(cortex_dim)
         self.stem_dim = channels
         self.stem = EarlyConv(in_chans, channels, PixelNorm())
         self.embeddings = nn.Parameter(torch.empty(1, focus_dim))  # one for all tokens
@@ -279,10 +267,11 @@ class SparseFormerV2(SparseFormer):
         self.apply(init_weights_v2)
         trunc_normal_(self.embeddings, std=1.0)
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        cortex = r"^cortex" if coarse else r"^cortex\.blocks\.(\d+)"
-        blocks = [(r"^focus|^bridge|^resample|^class_token", (-1,)), (cortex, (0,) if coarse else None)]
-        return {"stem": r"^stem|^embeddings|^regions", "blocks": [*blocks, (r"^locate", (99999,))]}
+    def lock(self, unlocked_groups: int = 0, freeze_bn_stats: bool = False) -> None:
+        """Freeze all parameters, as open_clip's `lock_image_tower` does."""
+        if unlocked_groups:
+            raise ValueError(f"expected unlocked_groups=0, got {unlocked_groups}. Use bootstrap_groups() to choose.")
+        self.requires_grad_(False)
 
     def bootstrap_groups(self) -> dict[str, list[str]]:
         """Names of all parameters by their role when a ViT is turned into this model: "new", "tuned" and "frozen".
@@ -297,73 +286,18 @@ class SparseFormerV2(SparseFormer):
             groups["tuned" if name.startswith(tuned) else "frozen" if inherited else "new"].append(name)
         return groups
 
-    def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Load all but the regions where the number of tokens differs."""
-        new: dict[str, str] = {}
-        theirs = len(state_dict.get("regions", self.regions))
-        if theirs != len(self.regions):
-            new["regions"] = f"{len(self.regions)} latent tokens, the checkpoint has {theirs}"
-        if self.locate is not None and not any(key.startswith("locate.") for key in state_dict):
-            dense = (name for name in self.state_dict() if name.startswith("locate."))
-            new |= dict.fromkeys(dense, "a classifier has no dense features; train them with the dense task")
-        return {key: value for key, value in state_dict.items() if key not in new}, new
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Images (B, 3, H, W) -> the last tokens (B, 1 + M, D), and intermediates in one of two forms.
-
-        "NLC": the tokens after every pass: `repeats` of the focusing unit (B, M, focus_dim), one of the second sampling
-        (B, M, D), `depth` of the cortex, with the class token first (B, 1 + M, D). "NCHW": the last latent tokens put
-        back onto the grid at strides 4, 8, 16 and 32, as in `SparseFormer`. `norm` and `stop_early` have no effect.
-        """
-        choose("output_fmt", output_fmt, ("NCHW", "NLC"))
-        passes: list[Tensor] = []
-        check_images(x, self.in_chans)
-        tokens, regions, features = self.sample_features(self.stem(channels_last(x)), passes)
-        outputs = passes if output_fmt == "NLC" else self.pyramid(x, tokens[:, 1:], regions, features)
-        take, _ = feature_take_indices(len(outputs), indices)
-        intermediates = [outputs[i] for i in take]
-        return intermediates if intermediates_only else (tokens, intermediates)
-
-    def forward_tokens(
-        self, images: Tensor, passes: list[Tensor] | None = None, extent: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """images (B, 3, H, W) -> latent tokens (B, M, D), their regions (B, M, 4), sampled features (B, C, h, w).
-
-        `passes` and `extent` as in `SparseFormer.forward_tokens`.
-        """
-        check_images(images, self.in_chans)
-        tokens, regions, features = self.sample_features(self.stem(channels_last(images)), passes, extent)
-        return tokens[:, 1:], regions, features
-
     def sample_features(
         self, features: Tensor, passes: list[Tensor] | None = None, extent: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """features (B, C, H, W) -> class token and latent tokens (B, 1 + M, D), regions (B, M, 4), features."""
-        batch = features.shape[0]  # copies below: torch's FLOP counter fails on views of parameters
-        tokens = self.embeddings.to(features.dtype).repeat(batch, self.regions.shape[0], 1)
-        regions = at_least_float32(self.regions).repeat(batch, 1, 1)
-        if extent is not None:
-            regions = regions * extent.to(regions.dtype).repeat(1, 2).unsqueeze(1)
+        tokens, regions = self.initial_tokens(features, extent)
         tokens, regions = self.focus(tokens, regions, features, passes)
         tokens = self.resample(self.bridge(tokens), regions, features, self.resample_rate)
         if passes is not None:
             passes.append(tokens)
-        class_token = self.class_token.to(tokens.dtype).repeat(batch, 1, 1)
+        class_token = self.class_token.to(tokens.dtype).repeat(tokens.shape[0], 1, 1)
         tokens = self.cortex(torch.cat([class_token, tokens], dim=1), passes)
         return tokens, regions, features
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        """images (B, 3, H, W) -> class token and latent tokens (B, 1 + M, D)."""
-        check_images(images, self.in_chans)
-        return self.sample_features(self.stem(channels_last(images)))[0]
 
 
 def init_weights_v2(module: nn.Module) -> None:

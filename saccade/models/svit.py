@@ -14,7 +14,7 @@ Base and Large have layer scale. A cell of one pixel is plain self-attention.
 from collections.abc import Sequence
 from typing import Any
 
-from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_path_rates, trunc_normal_
+from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_path_rates
 from timm.models import checkpoint_seq, generate_default_cfgs, register_notrace_module
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition, RelativePosition
 from saccade.models.registry import build, check_per_stage, choose, pretrained_cfg, register
-from saccade.tokens.super_tokens import SuperTokenizer, spread
+from saccade.tokens.super_tokens import DenseSuperTokenizer, SuperTokenizer
 
 __all__ = ["SViT"]
 
@@ -73,19 +73,19 @@ class PixelAttention(nn.Module):
 class SuperTokenAttention(nn.Module):
     """Super token attention: group, relate, put back (SViT Sec. 3.2)."""
 
-    def __init__(self, dim: int, num_heads: int, tokenizer: SuperTokenizer):
+    def __init__(self, dim: int, num_heads: int, tokenizer: SuperTokenizer | DenseSuperTokenizer):
         super().__init__()
         self.tokenizer = tokenizer
         self.attention = SelfAttention(dim, num_heads)
 
     def forward(self, features: Tensor, bias: Tensor | None = None) -> Tensor:
         """features (B, C, H, W), bias (heads, M, M) of the scores -> features (B, C, H, W)."""
-        tokens, association = self.tokenizer(features)  # group, SViT Eqs. 5-6
+        tokens, association = self.tokenizer(features)[:2]  # group, SViT Eqs. 5-6
         rows, columns = tokens.shape[1], tokens.shape[2]
         # relate, SViT Eq. 9 and SViT Eq. 10: softmax(q(S) k(S)ᵀ / √d) v(S)
         tokens = self.attention(tokens.flatten(1, 2), bias).unflatten(1, (rows, columns))
         # put back, SViT Eq. 11
-        return spread(tokens, association, self.tokenizer.cell, features.shape[2], features.shape[3])
+        return self.tokenizer.spread(tokens, association, features.shape[2], features.shape[3])
 
 
 class RelativeBias(nn.Module):
@@ -170,6 +170,8 @@ class SViT(nn.Module):
         projection: width of the 1x1 projection before pooling, 0 for none.
         layer_scale: initial value of the layer scale per stage, None for none.
         img_size: the size for which the tables of "ape" and "rpe" are built; they are interpolated to other sizes.
+        association: "sparse" (nine tokens per pixel), "dense" (all tokens, SViT Eqs. 5-7) or "ssn" (all tokens, by
+            the distances of SViT Eq. 4).
         mask_border, detach: see `SuperTokenizer`.
     """
 
@@ -190,6 +192,7 @@ class SViT(nn.Module):
         ffn_shortcut: bool = True,
         projection: int = 1024,
         layer_scale: Sequence[float | None] = (None, None, None, None),
+        association: str = "sparse",
         mask_border: bool = False,
         detach: bool = True,
         img_size: int = 224,
@@ -201,6 +204,9 @@ class SViT(nn.Module):
         choose("stem", stem, ("conv", "patch"))
         choose("position", position, ("cpe", "ape", "rpe", "none"))
         choose("ffn", ffn, ("conv", "plain"))
+        choose("association", association, ("sparse", "dense", "ssn"))
+        if association != "sparse" and mask_border:
+            raise ValueError(f"mask_border is for association='sparse', got {association!r}. Leave it out.")
         rounds = [iterations] * len(dims) if isinstance(iterations, int) else list(iterations)
         check_per_stage(
             len(dims), depths=depths, heads=heads, super_token=super_token, iterations=rounds, layer_scale=layer_scale
@@ -224,6 +230,7 @@ class SViT(nn.Module):
                     super_token[i],
                     rates[i],
                     iterations=rounds[i],
+                    association=association,
                     mask_border=mask_border,
                     detach=detach,
                     cpe=position == "cpe",
@@ -328,6 +335,7 @@ def svit_stage(
     cell: int,
     rates: Sequence[float],
     iterations: int,
+    association: str,
     mask_border: bool,
     detach: bool,
     cpe: bool,
@@ -346,6 +354,10 @@ def svit_stage(
     def attention() -> nn.Module:
         if cell == 1:
             return PixelAttention(dim, num_heads)
+        if association != "sparse":
+            return SuperTokenAttention(
+                dim, num_heads, DenseSuperTokenizer(cell, iterations, association == "ssn", detach)
+            )
         return SuperTokenAttention(dim, num_heads, SuperTokenizer(cell, iterations, mask_border, detach))
 
     blocks = [
@@ -366,7 +378,7 @@ def svit_stage(
 def init_weights(module: nn.Module) -> None:
     """Linear layers truncated normal with zero bias; convolutions and norms keep PyTorch's defaults."""
     if isinstance(module, nn.Linear):
-        trunc_normal_(module.weight, std=0.02)
+        nn.init.normal_(module.weight, std=0.02)  # 2 is 100 deviations: timm's trunc_normal_ overflows to exactly 2
         if module.bias is not None:
             nn.init.zeros_(module.bias)
 

@@ -34,19 +34,24 @@ class VideoSparseFormer(SparseFormer):
 
     Args:
         inflation: segments of time, each with its own `num_tokens` tokens. Clips may have any number of frames.
+        time_spread: whether inflated weights spread the points of a token in time, a third of its segment before and
+            after its middle. Without, all start in the middle, where the deviation that divides offsets is zero, and
+            gradients are 200 times those of a randomly initialised model. The logits of a clip of one repeated frame
+            stay those of the image model if the clip has at least 3 frames per segment.
         restrict_gradient: as in `SparseFormer`, but off, as in the authors' video model.
         kwargs: the other options of `SparseFormer`, except `dense`.
     """
 
     axes = 3  # across, down, time
 
-    def __init__(self, inflation: int = 8, restrict_gradient: bool = False, **kwargs: Any):
+    def __init__(self, inflation: int = 8, restrict_gradient: bool = False, time_spread: bool = False, **kwargs: Any):
         if inflation < 1:
             raise ValueError(f"expected inflation >= 1 (segments of time), got {inflation}.")
         super().__init__(restrict_gradient=restrict_gradient, **kwargs)
         if self.locate is not None:
             raise ValueError("dense=True is for images; `saccade.record` has the maps of every token of a clip.")
         self.inflation = inflation
+        self.time_spread = time_spread
         self.feature_info = []
         tubes = region_tubes(self.regions.detach(), inflation)
         self.regions = nn.Parameter(tubes) if isinstance(self.regions, nn.Parameter) else tubes
@@ -59,7 +64,7 @@ class VideoSparseFormer(SparseFormer):
         """Inflate an image model's weights: tokens for every segment of time, zeros for the time axis."""
         if state_dict.get("regions", self.regions).shape[1] == 2 * self.axes:
             return *super().adapt_checkpoint(state_dict), {}
-        inflated, changed = inflate(state_dict, self.inflation)
+        inflated, changed = inflate(state_dict, self.inflation, self.time_spread)
         new = {}
         for key in ("head.fc.weight", "head.fc.bias"):
             theirs, ours = inflated.get(key), self.state_dict().get(key)
@@ -84,7 +89,7 @@ class VideoSparseFormer(SparseFormer):
         """
         choose("output_fmt", output_fmt, ("NLC",))
         passes: list[Tensor] = []
-        tokens, _, _ = self.forward_tokens(x, passes)
+        tokens = self.forward_tokens(x, passes)[0]
         take, _ = feature_take_indices(len(passes), indices)
         intermediates = [passes[i] for i in take]
         return intermediates if intermediates_only else (tokens, intermediates)
@@ -101,26 +106,25 @@ class VideoSparseFormer(SparseFormer):
             self.reset_classifier(0, "")
         return take
 
-    def forward_tokens(self, clips: Tensor, passes: list[Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """clips (B, 3, T, H, W) -> tokens (B, M, D), their tubes (B, M, 6), and the sampled features (B, C, T, h, w).
-
-        `passes` collects the tokens after every pass.
-        """
-        check_clips(clips, self.in_chans)
-        batch = clips.shape[0]
-        frames = clips.permute(0, 2, 3, 4, 1).flatten(0, 1).permute(0, 3, 1, 2)  # (B T, 3, H, W)
-        features = self.stem(channels_last(frames)).unflatten(0, (batch, -1)).transpose(1, 2)  # (B, C, T, h, w)
-        return self.sample_features(features, passes)
+    def extract_features(self, images: Tensor) -> Tensor:
+        """Clips (B, 3, T, H, W) -> the features that are sampled (B, C, T, h, w)."""
+        check_clips(images, self.in_chans)
+        frames = images.permute(0, 2, 3, 4, 1).flatten(0, 1).permute(0, 3, 1, 2)  # (B T, 3, H, W)
+        return self.stem(channels_last(frames)).unflatten(0, (images.shape[0], -1)).transpose(1, 2)
 
     def forward(self, clips: Tensor) -> Tensor:
         """clips (B, 3, T, H, W) -> logits (B, K)."""
         return self.forward_head(self.forward_features(clips))
 
 
-def inflate(state_dict: dict[str, Tensor], segments: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+def inflate(
+    state_dict: dict[str, Tensor], segments: int, spread: bool = False
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors of an image model for a video model, and how the changed ones changed.
 
-    Offsets are x y per point and become x y t; deltas are shifts, then growths, and each gets a third.
+    Offsets are x y per point and become x y t; deltas are shifts, then growths, and each gets a third. `spread` places
+    every second point a third of the segment before its middle, the others after: a deviation of 1/3, as
+    `place_points` normalises it, with the smallest extent.
     """
     inflated, changed = dict(state_dict), {}
     for key, value in state_dict.items():
@@ -129,8 +133,12 @@ def inflate(state_dict: dict[str, Tensor], segments: int) -> tuple[dict[str, Ten
             changed[key] = f"repeated for {segments} segments of time"
         elif key.endswith((".placer.to_offset.weight", ".placer.grid", ".adjuster.to_delta.weight")):
             pairs = value.unflatten(0, (-1, 2))  # rows x y x y …
-            inflated[key] = torch.cat([pairs, torch.zeros_like(pairs[:, :1])], dim=1).flatten(0, 1)
+            time = torch.zeros_like(pairs[:, :1])
             changed[key] = "zeros along time"
+            if spread and key.endswith(".grid"):
+                time[0::2], time[1::2] = -1 / 3, 1 / 3
+                changed[key] = "spread along time"
+            inflated[key] = torch.cat([pairs, time], dim=1).flatten(0, 1)
     return inflated, changed
 
 

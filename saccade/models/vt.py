@@ -16,15 +16,18 @@ timm's interface: image-level tasks read the tokens, pixel-level tasks the featu
   forward_features   returns the last tokens in timm's feature layout, one token per row: (B, token_dim, M, 1);
   forward_head       averages them (VT Sec. 4) and classifies; global_pool="" returns them as they are;
   forward_tokens     returns them as (B, M, token_dim);
-  features_only, forward_intermediates  return features: ResNet stages at strides 4, 8, 16, then the projected ones.
+  features_only, forward_intermediates  return features: ResNet stages at strides 4, 8, 16, then the projected ones,
+                     average-pooled to stride 32 (as decoders expect), or at stride 16 with `output_stride=16`.
 The classifier's last module has no projector, since nothing reads its features. `features_only=True` adds one
 (`project_last`), so that the last features contain the last tokens; it is initialised as the identity, so a
 classifier's weights give the same features in both, and loading reports that it is randomly initialised.
 """
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
+import torch
 from timm.layers import ClassifierHead
 from timm.models import (
     checkpoint,
@@ -45,7 +48,7 @@ from saccade.models.resnet import FusedBasicBlock, FusedBottleneck
 from saccade.tokens.projector import TokenProjector
 from saccade.tokens.visual_tokens import TOKENIZERS, KeepTokenizer, RecurrentTokenizer, RepeatedTokenizer, pixel_groups
 
-__all__ = ["VT"]
+__all__ = ["VT", "insert"]
 register_notrace_function(check_images)
 register_notrace_function(channels_last)
 
@@ -117,7 +120,11 @@ class VT(nn.Module):
         projector: whether tokens are projected onto the features (VT Table 7). Without, later modules only relate.
         project_last: whether the last module has a projector too. A classifier does not read its features.
         pool: whether the features are max-pooled by 2 before the VT modules.
+        output_stride: of the last features: that of the VT modules, or twice that, by average pooling; None for strides
+            that double from stage to stage.
         norm: whether the VT modules have batch norm.
+        score_norm: whether scores of filters have one before their scale, as in the authors' VT-FPN module.
+        relu: whether the feed-forward layers have the ReLU of VT Eq. 4, which that module does not have.
         iterations: of the k-means of the clustering tokenizer.
         drop_rate, drop_path_rate: dropout before the classifier, stochastic depth in ResNet blocks and VT modules.
     """
@@ -145,7 +152,10 @@ class VT(nn.Module):
         projector: bool = True,
         project_last: bool = False,
         pool: bool = False,
+        output_stride: int | None = None,
         norm: bool = True,
+        score_norm: bool = False,
+        relu: bool = True,
         iterations: int = 10,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -181,6 +191,8 @@ class VT(nn.Module):
             token_dim=token_dim,
             num_heads=num_heads,
             norm=norm,
+            score_norm=score_norm,
+            relu=relu,
             projector=projector,
         )
         self.layer4: VTStage | None = VTStage(nn.MaxPool2d(3, stride=2, padding=1) if pool else nn.Identity(), blocks)
@@ -190,7 +202,10 @@ class VT(nn.Module):
             {"num_chs": width * BLOCKS[block].expansion, "reduction": stride * 2**i, "module": f"layer{i + 1}"}
             for i, width in enumerate(widths)
         ]
-        last = stride * 2 ** (3 if pool else 2)
+        stage4, last = stride * 2 ** (3 if pool else 2), output_stride or stride * 8
+        if last not in (stage4, stride * 8):
+            raise ValueError(f"output_stride must be {stage4} or {stride * 8}, got {output_stride}.")
+        self.last_pool = nn.Identity() if last == stage4 else nn.AvgPool2d(2, ceil_mode=True)
         self.feature_info.append({"num_chs": last_dim, "reduction": last, "module": "layer4"})
         self.head = ClassifierHead(token_dim, num_classes, pool_type=global_pool, drop_rate=drop_rate)
 
@@ -257,7 +272,7 @@ class VT(nn.Module):
         if self.layer4 is not None and not (stop_early and last < 3):
             features, tokens = self.layer4(features)
             if 3 in take:
-                intermediates.append(features)
+                intermediates.append(self.last_pool(features))
             features = tokens_as_features(tokens)
         return intermediates if intermediates_only else (features, intermediates)
 
@@ -304,6 +319,76 @@ class VT(nn.Module):
         return self.forward_head(self.forward_features(images))
 
 
+def insert(
+    model: nn.Module,
+    stage: str | None = None,
+    depth: int = 2,
+    pool: bool | None = None,
+    token_dim: int = 1024,
+    num_tokens: int = 16,
+    num_heads: int = 16,
+    **options: Any,
+) -> nn.Module:
+    """Replace a stage of a timm backbone by VT modules, in place (VT Sec. 4: VTs replace convolution stages).
+
+    Args:
+        model: any timm model with `feature_info` whose stages map features (B, C, H, W) to features (B, C', H', W').
+        stage: name of the stage as in `feature_info`, such as "layer4" or "stages.2"; the last by default. The VT
+            modules return features with its channels.
+        depth, token_dim, num_tokens, num_heads: as in `VT`.
+        pool: whether features are max-pooled by 2 first. By default not in the last stage, as in VT-ResNets, and
+            elsewhere, so that later stages read the usual resolution.
+        options: tokenizer, recurrence, relation, key_groups, value_groups, value_projection, norm, score_norm, relu and
+            iterations of `VT`.
+    """
+    info: Any = model.feature_info  # a list of dicts, or timm's FeatureInfo
+    names: list[str] = [entry["module"] for entry in info]
+    stage = names[-1] if stage is None else stage
+    choose("stage", stage, tuple(names))
+    in_dim, dim = _stage_channels(model, stage)
+    settings: dict[str, Any] = dict(
+        tokenizer="filter", recurrence="half", key_groups=1, value_groups=1, value_projection=False, norm=True,
+        score_norm=False, relu=True, iterations=10,
+    )  # fmt: skip
+    relation = options.pop("relation", "transformer")
+    if unknown := set(options) - set(settings):
+        raise TypeError(f"insert has no option {sorted(unknown)[0]!r}. Options: {', '.join(settings)}, relation.")
+    settings |= options
+    relations = _check_options("basic", "resnet", settings["tokenizer"], settings["recurrence"], relation, depth,
+                               num_tokens)  # fmt: skip
+    blocks, _ = _vt_modules(
+        relations, [True] * depth, [0.0] * depth, num_tokens=num_tokens, pixel_dim=in_dim, dim=dim,
+        token_dim=token_dim, num_heads=num_heads, projector=True, **settings,
+    )  # fmt: skip
+    halve = stage != names[-1] if pool is None else pool
+    model.set_submodule(stage, FeatureStage(nn.MaxPool2d(3, stride=2, padding=1) if halve else nn.Identity(), blocks))
+    return model
+
+
+class FeatureStage(VTStage):
+    """VT modules that return features only, as a stage of another backbone does."""
+
+    def forward(self, features: Tensor) -> Tensor:  # type: ignore[override]
+        """features (B, C, H, W) -> features (B, C', H, W)."""
+        return super().forward(features)[0]
+
+
+def _stage_channels(model: nn.Module, stage: str) -> tuple[int, int]:
+    """Channels that a stage reads and returns, from a run on the meta device."""
+    shapes: list[tuple[int, ...]] = []
+    copy: Any = deepcopy(model).to("meta").eval()
+    copy.get_submodule(stage).register_forward_hook(
+        lambda _, inputs, output: shapes.extend((tuple(inputs[0].shape), tuple(output.shape)))
+    )
+    config = getattr(model, "pretrained_cfg", None) or {}
+    with torch.no_grad():
+        copy(torch.empty(1, *config.get("input_size", (3, 224, 224)), device="meta"))
+    channels = next(entry["num_chs"] for entry in copy.feature_info if entry["module"] == stage)
+    if [len(shape) for shape in shapes] != [4, 4] or shapes[1][1] != channels:
+        raise ValueError(f"expected stage {stage} to map features (B, C, H, W), got shapes {shapes}. Choose another.")
+    return shapes[0][1], channels
+
+
 def _check_options(
     block: str, stem: str, tokenizer: str, recurrence: str, relation: str | Sequence[str], depth: int, num_tokens: int
 ) -> list[str]:
@@ -346,7 +431,7 @@ def _resnet_stages(
 def _vt_modules(
     relations: Sequence[str], projected: Sequence[bool], rates: Sequence[float], *, tokenizer: str, recurrence: str,
     num_tokens: int, iterations: int, key_groups: int, value_groups: int, value_projection: bool, pixel_dim: int,
-    dim: int, token_dim: int, num_heads: int, norm: bool, projector: bool,
+    dim: int, token_dim: int, num_heads: int, norm: bool, score_norm: bool, relu: bool, projector: bool,
 ) -> tuple[list[VTBlock], int]:  # fmt: skip
     """The VT modules, and the channels of the features that the last one returns."""
     blocks, count = [], 0  # count: tokens so far
@@ -354,13 +439,14 @@ def _vt_modules(
         group: nn.Module = KeepTokenizer()
         if i == 0 or (projector and recurrence == "none"):
             groups = pixel_groups(pixel_dim, num_heads) if value_projection or i else 0
-            options = {"filter": {"value_groups": groups}, "clustering": {"iterations": iterations}}
+            filters = {"value_groups": groups, "score_norm": score_norm}
+            options = {"filter": filters, "clustering": {"iterations": iterations}}
             group = TOKENIZERS[tokenizer](pixel_dim, token_dim, num_tokens, norm=norm, **options.get(tokenizer, {}))
             count = num_tokens + count - count // 2
             group = RepeatedTokenizer(group) if i else group
         elif projector:
             group = RecurrentTokenizer(pixel_dim, token_dim, num_heads, recurrence == "half", norm=norm)
-        relate = _relation(relation, token_dim, count, num_heads, key_groups, value_groups, norm, rate)
+        relate = _relation(relation, token_dim, count, num_heads, key_groups, value_groups, norm, relu, rate)
         put_back = None
         if project:
             put_back = TokenProjector(pixel_dim, dim, token_dim, num_heads, norm=norm, drop_path=rate)
@@ -371,16 +457,16 @@ def _vt_modules(
 
 def _relation(
     word: str, dim: int, num_tokens: int, num_heads: int, key_groups: int, value_groups: int, norm: bool,
-    drop_path: float,
+    relu: bool, drop_path: float,
 ) -> nn.Module:  # fmt: skip
     """The layers that relate the tokens of one module; see `relation` of VT."""
     if word == "transformer":
-        return VisualTokenTransformer(dim, num_heads, key_groups, value_groups, norm, drop_path)
+        return VisualTokenTransformer(dim, num_heads, key_groups, value_groups, norm, drop_path, relu)
     if word == "equations":
         return EquationTransformer(dim, dim // 4, drop_path=drop_path)  # the width that costs as much as "transformer"
     if word == "graph":
         return GraphConvolution(dim, num_tokens, norm, drop_path)
-    return FeedForward(dim, norm, drop_path) if word == "none" else nn.Identity()
+    return FeedForward(dim, norm, drop_path, relu) if word == "none" else nn.Identity()
 
 
 def tokens_as_features(tokens: Tensor) -> Tensor:

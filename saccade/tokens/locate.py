@@ -5,6 +5,8 @@ centre of the token's region, measured in sizes of the region: large regions rea
 queries and keys; `locate` uses the location alone and needs no training.
 """
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,6 +36,20 @@ class LocationAttention(nn.Module):
         nn.init.eye_(self.to_value.weight)
         for layer in (self.to_query, self.to_key, self.to_value):
             nn.init.zeros_(layer.bias)
+
+    def train(self, mode: bool = True) -> "LocationAttention":
+        """Warn when untrained layers are about to be evaluated: two models would give different features."""
+        if not mode and not self.to_value.weight.is_meta and self._is_untrained():
+            warnings.warn(
+                "the dense features of this SparseFormer are not trained (dense=True). Train them, load a checkpoint "
+                "that has locate.*, or use dense=False.",
+                stacklevel=2,
+            )
+        return super().train(mode)
+
+    def _is_untrained(self) -> bool:
+        weight, biases = self.to_value.weight, (self.to_query.bias, self.to_value.bias)
+        return torch.equal(weight, torch.eye(*weight.shape).to(weight)) and not any(bias.any() for bias in biases)
 
     def forward(self, features: Tensor, tokens: Tensor, regions: Tensor) -> Tensor:
         """features (B, C, H, W), tokens (B, M, D), regions (B, M, 4) -> features (B, D, H, W)."""

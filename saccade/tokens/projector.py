@@ -5,7 +5,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from saccade.layers.grid import to_features, to_pixels
-from saccade.layers.linear import LinearNorm, ListNorm, pixel_linear
+from saccade.layers.linear import Linear, LinearNorm, ListNorm, pixel_linear
 from saccade.ops.attention import cross_attention
 from saccade.tokens.visual_tokens import pixel_groups
 
@@ -14,7 +14,8 @@ class TokenProjector(nn.Module):
     """pixels + norm(softmax over tokens (query @ key.T) @ value).
 
     Pixels and values are mapped to `dim` channels where their widths differ (Eq. 5 adds the tokens themselves, which
-    needs equal widths). The gain of the last norm starts at zero, so that an untrained projector adds nothing.
+    needs equal widths). The map of the values has no norm: weights sum to 1, so the last norm would undo it. The gain
+    of the last norm starts at zero, so that an untrained projector adds nothing.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class TokenProjector(nn.Module):
         self.widen = pixel_linear(pixel_dim, dim, norm=norm) if pixel_dim != dim else nn.Identity()
         self.to_query = pixel_linear(dim, dim, pixel_groups(dim, num_heads), norm)
         self.to_key = LinearNorm(token_dim, dim, norm=norm)
-        self.to_value = LinearNorm(token_dim, dim, norm=norm) if token_dim != dim else nn.Identity()
+        self.to_value = Linear(token_dim, dim, bias=False) if token_dim != dim else nn.Identity()
         self.norm = ListNorm(dim, zero=True, enabled=norm)
         self.drop_path = DropPath(drop_path)
 

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.layers.grid import to_features, to_pixels
 from saccade.ops.super_tokens import EPS, fused_group, fused_spread, pad_pixels
-from saccade.tokens.trace import AssociationTrace
+from saccade.tokens.trace import AssignmentTrace, AssociationTrace
 
 
 class SuperTokenizer(nn.Module):
@@ -38,6 +39,10 @@ class SuperTokenizer(nn.Module):
         """features (B, C, H, W) -> tokens (B, rows, columns, C), association (B, rows, columns, 9, P)."""
         return group(features, self.cell, self.iterations, self.mask_border, self.detach)
 
+    def spread(self, tokens: Tensor, association: Tensor, height: int, width: int) -> Tensor:
+        """tokens (B, rows, columns, C), association of `forward` -> features (B, C, H, W)."""
+        return spread(tokens, association, self.cell, height, width)
+
     def trace(self, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> AssociationTrace:
         """The trace of one call of this module."""
         (features,), (tokens, association) = inputs, output
@@ -50,6 +55,56 @@ class SuperTokenizer(nn.Module):
         return AssociationTrace(
             grid.flatten(2).transpose(1, 2), (height, width), (rows, columns), self.cell, tokens.flatten(1, 2)
         )
+
+
+class DenseSuperTokenizer(nn.Module):
+    """Super tokens with an association of every pixel to every token, at a cost of 2 M N C per iteration (SViT Eq. 7).
+
+    SViT Eqs. 5-6 without the restriction to 3x3 cells; with `ssn` SViT Eq. 4 instead of Eq. 5, the similarity of
+    superpixel sampling networks (SSN): exp(-|pixel - token|²). Its normalised columns give the tokens, its normalised
+    rows put them back. `iterations` and `detach` as in `SuperTokenizer`.
+    """
+
+    def __init__(self, cell: int, iterations: int = 1, ssn: bool = False, detach: bool = True):
+        super().__init__()
+        if iterations < 1:
+            raise ValueError(f"a dense association needs iterations >= 1, got {iterations}. Use association='sparse'.")
+        self.cell = cell
+        self.iterations = iterations
+        self.ssn = ssn
+        self.detach = detach
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """features (B, C, H, W) -> tokens (B, rows, columns, C), association (B, N, M), assignment (B, M, N)."""
+        pixels, means = to_pixels(features), to_cells(features, self.cell).mean(3)
+        grid, tokens = means.shape[1:3], means.flatten(1, 2)
+        source, seeds = (pixels.detach(), tokens.detach()) if self.detach else (pixels, tokens)
+        association = assignment = pixels
+        for iteration in range(self.iterations):
+            association, assignment = self.associate(source, seeds)
+            tokens = seeds = torch.matmul(assignment, pixels if iteration + 1 == self.iterations else source)
+        return tokens.unflatten(1, grid), association, assignment
+
+    def associate(self, pixels: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """pixels (B, N, C), tokens (B, M, C) -> association (B, N, M), sums to 1 over tokens, and assignment (B, M, N),
+        sums to 1 over pixels."""
+        products = torch.matmul(pixels, tokens.transpose(1, 2))  # (B, N, M)
+        if self.ssn:
+            squares = pixels.square().sum(2).unsqueeze(2) + tokens.square().sum(2).unsqueeze(1)
+            distance = 2 * products - squares  # SViT Eq. 4: Q is its exponential, normalised below
+            return distance.softmax(2), distance.softmax(1).transpose(1, 2)
+        association = (products * pixels.shape[2] ** -0.5).softmax(2)  # SViT Eq. 5
+        return association, (association / (association.sum(1, keepdim=True) + EPS)).transpose(1, 2)  # SViT Eq. 6
+
+    def spread(self, tokens: Tensor, association: Tensor, height: int, width: int) -> Tensor:
+        """tokens (B, rows, columns, C), association (B, N, M) -> features (B, C, H, W)."""
+        return to_features(torch.matmul(association, tokens.flatten(1, 2)), height, width)  # SViT Eq. 11
+
+    def trace(self, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> AssignmentTrace:
+        """The trace of one call of this module."""
+        tokens, _, assignment = output
+        height, width = inputs[0].shape[2:]
+        return AssignmentTrace(assignment, (height, width), tokens=tokens.flatten(1, 2))
 
 
 @fused_group

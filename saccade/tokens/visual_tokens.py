@@ -5,7 +5,8 @@ tokens first, then its link to the pixels: the assignment itself, or query and k
 pooled ones to the width of tokens.
 
 VT Eqs. 1, 2 and 6 have no scale and no norm. For stable training scores are divided by the root of their width
-(`scale=False` omits that), and every matrix is followed by batch norm (`norm=False`).
+(`scale=False` omits that), and every matrix is followed by batch norm (`norm=False`). The authors' VT-FPN module has a
+batch norm on filter scores too (`score_norm`) and can append where a token's pixels are (`PositionEncoding`).
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ class FilterTokenizer(nn.Module):
     """Group pixels by learned filters: a token is a mean of pixels, weighted by the softmax of its scores (VT Eq. 1).
 
     With `value_groups` the mean is over a grouped linear map of the pixels, otherwise over the pixels themselves.
+    `score_norm` is a batch norm on the scores, before their scale.
     """
 
     def __init__(
@@ -34,19 +36,25 @@ class FilterTokenizer(nn.Module):
         value_groups: int = 0,
         scale: bool = True,
         norm: bool = True,
+        score_norm: bool = False,
+        position: "PositionEncoding | None" = None,
     ):
         super().__init__()
         self.scale = pixel_dim**-0.5 if scale else 1.0
         self.to_score = Linear(pixel_dim, num_tokens, bias=False)
-        nn.init.normal_(self.to_score.weight, std=1.0 if scale else pixel_dim**-0.5)  # scores as large as the pixels
+        self.score_norm = ListNorm(num_tokens) if score_norm else nn.Identity()
+        if not score_norm:  # scores as large as the pixels
+            nn.init.normal_(self.to_score.weight, std=1.0 if scale else pixel_dim**-0.5)
         self.to_value = pixel_linear(pixel_dim, pixel_dim, value_groups, norm) if value_groups else nn.Identity()
-        self.to_token = TokenEmbedding(pixel_dim, token_dim, norm)
+        self.to_token = TokenEmbedding(pixel_dim, token_dim, norm, position)
 
     def forward(self, features: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """features (B, C, H, W) -> tokens (B, M, D), assignment (B, M, N)."""
         pixels = to_pixels(features)
-        assignment = (self.to_score(pixels) * self.scale).transpose(1, 2).softmax(-1)  # VT Eq. 1: over pixels
-        return self.to_token(torch.matmul(assignment, self.to_value(pixels))), assignment  # VT Eq. 1: Aᵀ X
+        scores = self.score_norm(self.to_score(pixels)) * self.scale  # (B, N, M)
+        assignment = scores.transpose(1, 2).softmax(-1)  # VT Eq. 1: over pixels
+        pooled = torch.matmul(assignment, self.to_value(pixels))  # VT Eq. 1: Aᵀ X
+        return self.to_token(pooled, assignment.unsqueeze(1), grid_size(features)), assignment
 
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> AssignmentTrace:
         """The assignment of one call."""
@@ -117,6 +125,7 @@ class RecurrentTokenizer(nn.Module):
         keep_half: bool = True,
         scale: bool = True,
         norm: bool = True,
+        position: "PositionEncoding | None" = None,
     ):
         super().__init__()
         self.num_heads = num_heads
@@ -124,12 +133,12 @@ class RecurrentTokenizer(nn.Module):
         self.scale = (pixel_dim // num_heads) ** -0.5 if scale else 1.0
         self.to_query = LinearNorm(token_dim, pixel_dim, norm=norm)
         self.to_key_value = pixel_linear(pixel_dim, 2 * pixel_dim, pixel_groups(pixel_dim, num_heads), norm)
-        self.to_token = LinearNorm(pixel_dim, token_dim, norm=norm)
+        self.to_token = TokenEmbedding(pixel_dim, token_dim, norm, position)
 
     def forward(self, features: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """features (B, C, H, W), previous tokens (B, M, D) -> tokens (B, M, D), query and key of the new ones by heads.
 
-        The assignment (B, heads, new, N) is never computed here; `trace` does.
+        The assignment (B, heads, new, N) is computed only for a position encoding, and by `trace`.
         """
         tokens = previous(tokens)
         count = tokens.shape[1] // 2 if self.keep_half else tokens.shape[1]
@@ -139,12 +148,18 @@ class RecurrentTokenizer(nn.Module):
         pooled = pixel_pooling_attention(query, key_value, self.num_heads, self.scale)
         query = query.unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # (B, heads, new, C/heads)
         key = key_value.unflatten(2, (self.num_heads, 2, -1))[:, :, :, 0].transpose(1, 2)  # (B, heads, N, C/heads)
-        return torch.cat((tokens[:, count:], self.to_token(pooled)), dim=1), query, key
+        assignment = self.assignment(query, key) if self.to_token.position is not None else None
+        new = self.to_token(pooled, assignment, grid_size(features))
+        return torch.cat((tokens[:, count:], new), dim=1), query, key
+
+    def assignment(self, query: Tensor, key: Tensor) -> Tensor:
+        """query (B, heads, new, C/heads), key (B, heads, N, C/heads) -> (B, heads, new, N)."""
+        return (torch.matmul(query, key.transpose(2, 3)) * self.scale).softmax(-1)
 
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> AssignmentTrace:
         """The new tokens and their assignment, averaged over heads."""
         tokens, query, key = output
-        assignment = (torch.matmul(query, key.transpose(2, 3)) * self.scale).softmax(-1).mean(1)  # (B, new, N)
+        assignment = self.assignment(query, key).mean(1)  # (B, new, N)
         return AssignmentTrace(assignment, grid_size(inputs[0]), tokens=tokens[:, -query.shape[2] :])
 
 
@@ -171,16 +186,46 @@ class KeepTokenizer(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """Map pooled pixels to the width of tokens: norm, linear map, norm."""
+    """Map pooled pixels to the width of tokens: norm, linear map, norm. A position is appended to the pooled pixels."""
 
-    def __init__(self, pixel_dim: int, token_dim: int, norm: bool = True):
+    def __init__(self, pixel_dim: int, token_dim: int, norm: bool = True, position: "PositionEncoding | None" = None):
         super().__init__()
         self.norm = ListNorm(pixel_dim, enabled=norm)
-        self.fc = LinearNorm(pixel_dim, token_dim, norm=norm)
+        self.position = position
+        self.fc = LinearNorm(pixel_dim + (position.dim if position is not None else 0), token_dim, norm=norm)
 
-    def forward(self, pooled: Tensor) -> Tensor:
-        """pooled pixels (B, M, C) -> tokens (B, M, D)."""
-        return self.fc(self.norm(pooled))
+    def forward(self, pooled: Tensor, assignment: Tensor | None = None, grid: tuple[int, int] = (0, 0)) -> Tensor:
+        """pooled pixels (B, M, C) -> tokens (B, M, D). Only a position reads the assignment (B, heads, M, H * W)."""
+        pooled = self.norm(pooled)
+        if self.position is not None and assignment is not None:
+            pooled = torch.cat((pooled, self.position(assignment, grid)), dim=2)
+        return self.fc(pooled)
+
+
+class PositionEncoding(nn.Module):
+    """Where the pixels of a token are: its assignment as a small map, one vector per token. Of VT-FPN (released code).
+
+    The map is resized to `size` x `size`, then to half that `halvings` times by 3x3 convolutions over the
+    heads, reduced to one channel and flattened; a linear map over positions follows.
+    """
+
+    def __init__(self, num_heads: int, size: int, halvings: int = 0):
+        super().__init__()
+        if size % 2**halvings:
+            raise ValueError(f"size ({size}) must be divisible by 2 ** halvings ({2**halvings}). Choose another size.")
+        self.size = size
+        self.dim = (size >> halvings) ** 2
+        layers: list[nn.Module] = []
+        for _ in range(halvings):
+            layers += [nn.Conv2d(num_heads, num_heads, 3, 2, 1, bias=False), nn.BatchNorm2d(num_heads)]
+        self.reduce = nn.Sequential(*layers, nn.Conv2d(num_heads, 1, 1, bias=False), nn.BatchNorm2d(1))
+        self.fc = LinearNorm(self.dim, self.dim)
+
+    def forward(self, assignment: Tensor, grid: tuple[int, int]) -> Tensor:
+        """assignment (B, heads, M, H * W) -> (B, M, dim)."""
+        maps = assignment.transpose(1, 2).flatten(0, 1).unflatten(2, grid)  # (B M, heads, H, W)
+        maps = F.interpolate(maps, (self.size, self.size), mode="bilinear")
+        return self.fc(self.reduce(maps).flatten(1).unflatten(0, (assignment.shape[0], assignment.shape[2])))
 
 
 def previous(tokens: Tensor | None) -> Tensor:

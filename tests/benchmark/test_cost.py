@@ -5,7 +5,10 @@ import torch
 from torch import nn
 
 import saccade
-from saccade.benchmark import count
+from saccade.benchmark import Cost, count
+from saccade.heads.fpn import FPN
+from saccade.heads.vt_fpn import VTPyramid
+from saccade.tokens.visual_tokens import RecurrentTokenizer
 
 
 class Convolution(nn.Module):
@@ -48,3 +51,39 @@ def test_other_input_channels_are_counted():
 @pytest.mark.parametrize("size", [64, 128])
 def test_cost_of_a_classifier_is_counted_per_image(size):
     assert count("vt_nano", size).madds == count("vt_nano", (3, size, size)).madds
+
+
+def test_parts_add_up_to_the_model():
+    for name in ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano", "resnet18"):
+        cost = count(name, 64)
+        assert sum(part.params for part in cost.parts.values()) == cost.params
+        assert sum(part.madds for part in cost.parts.values()) == cost.madds
+
+
+@pytest.mark.shows("X-02")
+def test_stages_are_counted_one_by_one():
+    cost = count("svit_small")
+    assert list(cost.parts) == ["stem", "stages.0", "stages.1", "stages.2", "stages.3", "projection", "head"]
+    assert cost.parts["head"] == Cost(1024 * 1000 + 1000, 1024 * 1000)
+    parts = count("vt_resnet18").parts
+    assert list(parts) == ["conv1", "layer1", "layer2", "layer3", "layer4", "head", "other"]
+    assert parts["conv1"] == Cost(64 * 3 * 49, 64 * 3 * 49 * 112**2)
+    assert parts["other"] == Cost(2 * 64, 0)  # the norm of the stem
+
+
+@pytest.mark.shows("X-02")
+def test_any_module_is_counted_on_its_inputs():
+    """Tokenizers, pyramids and heads: shapes come from the tensors, which stay where they are."""
+    tokenizer = RecurrentTokenizer(64, 32, num_heads=4)
+    cost = count(tokenizer, inputs=(torch.empty(1, 64, 7, 7), torch.empty(1, 6, 32)))
+    assert cost.params == sum(parameter.numel() for parameter in tokenizer.parameters())
+    assert cost.madds == 3 * 32 * 64 + 49 * 2 * 64 * 64 + 2 * 49 * 3 * 64 + 3 * 64 * 32
+    levels = [torch.empty(1, 16 * 2**i, 32 // 2**i, 32 // 2**i) for i in range(4)]
+    pyramid = FPN([16, 32, 64, 128], 8)
+    pixels = [level.shape[2] ** 2 for level in levels]
+    convolutions = sum(n * (16 * 2**i * 8 + 9 * 8 * 8) for i, n in enumerate(pixels))
+    assert count(pyramid, inputs=(levels,)).madds == convolutions
+    neck = VTPyramid([16, 32, 64, 128], 16, token_dim=32, num_tokens=2, num_heads=4)
+    assert list(count(neck, inputs=(levels,)).parts) == ["layers.0"]
+    segmenter = saccade.create_segmenter("svit_nano", "fpn", 5)
+    assert list(count(segmenter, 64).parts) == ["backbone", "head"]

@@ -194,11 +194,6 @@ def test_failed_write_leaves_the_old_file(nano, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["nano.safetensors"]
 
 
-def test_pretrained_without_weights_names_the_source():
-    with pytest.raises(RuntimeError, match=r"no pretrained weights for svit_small\. Download the file"):
-        saccade.create_model("svit_small", pretrained=True)
-
-
 def test_unknown_model_suggests_the_nearest_name():
     with pytest.raises(ValueError, match="Did you mean 'svit_small'"):
         saccade.create_model("svit_smal")

@@ -397,7 +397,7 @@ def test_post_norm_bounds_the_update_of_a_branch():
         (dict(clusters=100), "clusters must be 4 numbers"),
         (dict(depths=(1, 1)), "depths must be 4 numbers, one per stage"),
         (dict(heads=2), "heads must be 4 numbers, one per stage; got 2"),
-        (dict(clustering="kmeans"), "clustering must be one of conv, mlp, linear; got 'kmeans'"),
+        (dict(clustering="kmeans"), "clustering must be one of conv, mlp, linear, stride, pool; got 'kmeans'"),
         (dict(clustering_scope="layer"), "clustering_scope must be 'stage', 'block' or a number"),
         (dict(where=0), "clustering_scope must be 'stage', 'block' or a number"),
         (dict(where="block", clustering_scope="block"), "Pass clustering_scope alone"),

@@ -115,6 +115,25 @@ def test_inflated_weights_follow_the_layout():
     assert not ours.adjuster.to_delta.weight[[2, 5]].any()
 
 
+@pytest.mark.shows("SF-84")
+def test_spread_of_points_in_time_keeps_the_image_model():
+    """With 4 frames per segment; points are a third of the segment from its middle, so their deviation is 1/3."""
+    image = awake("sparseformer_nano", points=16)
+    models = {spread: video(inflation=2, points=16, time_spread=spread) for spread in (False, True)}
+    pixels, gradients = clips(2, 3, 32, 40), {}
+    for spread, model in models.items():
+        report = saccade.load_checkpoint(model, image.state_dict())
+        with torch.no_grad():
+            torch.testing.assert_close(model(still(pixels, 8)), image(pixels))
+        grid = model.focus.blocks[0].tokenizer.placer.grid.unflatten(0, (-1, 3))[:, 2]
+        assert (report.changed["focus.blocks.0.tokenizer.placer.grid"] == "spread along time") == spread
+        assert grid.abs().max().item() == pytest.approx(spread / 3)
+        model(clips(2, 3, 8, 32, 40)).square().sum().backward()
+        weight = model.focus.blocks[0].tokenizer.placer.to_offset.weight.grad.unflatten(0, (-1, 3))
+        gradients[spread] = weight[:, 2].norm().item()
+    assert gradients[False] > 100 * gradients[True] > 0
+
+
 def test_another_number_of_tokens_is_reinitialised_and_reported():
     model = video(num_tokens=9)
     report = saccade.load_checkpoint(model, awake("sparseformer_nano").state_dict())

@@ -9,7 +9,7 @@ from timm.layers import DropPath
 from torch import nn
 
 import saccade
-from saccade.models.vt import VT
+from saccade.models.vt import VT, insert
 from saccade.tokens.visual_tokens import (
     TOKENIZERS,
     FilterTokenizer,
@@ -197,6 +197,20 @@ def test_recurrence_and_projector_select_the_later_tokenizers():
         assert create(recurrence="none", depth=3).forward_tokens(images()).shape[1] == 8 + (8 + 4) // 2
 
 
+@pytest.mark.shows("VTR-01", "VTR-02", "VTR-05")
+def test_readings_of_the_vt_fpn_module_are_switches():
+    """A norm on the scores of filters (2 M parameters), and no ReLU before the feed-forward matrix."""
+    plain, normed = create(), create(score_norm=True)
+    extra = normed.state_dict().keys() - plain.state_dict().keys()
+    assert {key.rpartition(".")[0] for key in extra} == {"layer4.blocks.0.tokenizer.score_norm.bn"}
+    added = sum(p.numel() for p in normed.parameters()) - sum(p.numel() for p in plain.parameters())
+    assert added == 2 * 8
+    plain, linear = (randomise_gains(create(relu=relu)) for relu in (True, False))
+    linear.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        assert (plain(images()) - linear(images())).abs().max() > 1e-3
+
+
 # Features
 
 
@@ -220,8 +234,19 @@ def test_last_features_depend_on_the_last_tokens():
     last = model.model.layer4.blocks[1]
     (gradient,) = torch.autograd.grad(levels[-1].square().sum(), last.relation.to_value.linear.weight)
     assert gradient.abs().max() > 0
-    assert [info["reduction"] for info in model.feature_info] == [2, 4, 8, 8]
-    assert create("vt_resnet18", features_only=True).feature_info.reduction() == [4, 8, 16, 16]
+    assert [info["reduction"] for info in model.feature_info] == [2, 4, 8, 16]
+    assert create("vt_resnet18", features_only=True).feature_info.reduction() == [4, 8, 16, 32]
+
+
+def test_output_stride_16_is_the_map_before_pooling():
+    model = create(features_only=True, output_stride=8).eval()
+    assert model.feature_info.reduction() == [2, 4, 8, 8]
+    default = create(features_only=True).eval()
+    default.load_state_dict(model.state_dict())
+    torch.testing.assert_close(default(images())[-1], F.avg_pool2d(model(images())[-1], 2))
+    assert create(features_only=True, pool=True).feature_info.reduction() == [2, 4, 8, 16]
+    with pytest.raises(ValueError, match="output_stride must be 16 or 32, got 8"):
+        create("vt_resnet18", output_stride=8)
 
 
 def test_classifier_ignores_a_last_projector():
@@ -390,3 +415,53 @@ def test_16_tokens_are_grouped_from_14x14_pixels(name, channels, pool, side):
         tokens = model.forward_tokens(torch.empty(1, 3, 224, 224))
     assert shapes == [(1, channels, side, side)]
     assert tokens.shape == (1, 16, 1024)
+
+
+# VT modules in other backbones
+
+
+@pytest.mark.shows("VT-82")
+@pytest.mark.parametrize(
+    ("name", "stage", "side"), [("resnet10t", None, 4), ("convnext_atto", None, 4), ("resnet10t", "layer3", 2)]
+)
+def test_vt_modules_replace_a_stage_of_any_backbone(name, stage, side):
+    """The last stage keeps its resolution, as in VT-ResNets; others are pooled, so that later stages fit."""
+    torch.manual_seed(0)
+    backbone = timm.create_model(name, num_classes=3)
+    original = sum(parameter.numel() for parameter in backbone.parameters())
+    model = insert(backbone, stage, token_dim=32, num_tokens=4, num_heads=4)
+    assert model is backbone
+    assert sum(parameter.numel() for parameter in model.parameters()) != original
+    features = model.eval().forward_features(torch.randn(2, 3, 64, 64))
+    assert features.shape == (2, backbone.num_features, side, side)
+    with torch.no_grad(), saccade.record(model) as traces:
+        model(torch.randn(2, 3, 64, 64))
+    assert [trace.maps().shape[1] for trace in traces] == [4, 2]
+    model.train()(torch.randn(2, 3, 64, 64)).sum().backward()
+    name = stage or backbone.feature_info[-1]["module"]
+    block = model.get_submodule(name).blocks[-1]
+    assert block.projector.norm.bn.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.shows("VT-82")
+def test_inserted_modules_are_those_of_a_vt_resnet():
+    """ResNet-18 with VT modules, all projected, has the features of `vt_resnet18` with a last projector."""
+    vt = saccade.create_model("vt_resnet18", project_last=True, key_groups=1, drop_path_rate=0.0).eval()
+    resnet = insert(timm.create_model("resnet18"), depth=2).eval()
+    state_dict = {key: value for key, value in vt.state_dict().items() if not key.startswith("head.")}
+    assert resnet.load_state_dict(state_dict, strict=False).missing_keys == ["fc.weight", "fc.bias"]
+    randomise_gains(resnet)
+    vt.load_state_dict(resnet.state_dict() | {k: v for k, v in vt.state_dict().items() if "head." in k}, strict=False)
+    pixels = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        expected = vt.forward_intermediates(pixels, intermediates_only=True)[-1]
+        torch.testing.assert_close(resnet.forward_features(pixels), expected)
+
+
+def test_insert_names_wrong_stages_and_options():
+    with pytest.raises(ValueError, match=r"stage must be one of .*layer4; got 'layer5'"):
+        insert(timm.create_model("resnet10t"), "layer5")
+    with pytest.raises(TypeError, match="no option 'token'"):
+        insert(timm.create_model("resnet10t"), token=3)
+    with pytest.raises(ValueError, match=r"expected stage layers\.3 to map features"):
+        insert(timm.create_model("swin_tiny_patch4_window7_224"))

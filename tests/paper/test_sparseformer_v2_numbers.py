@@ -27,7 +27,7 @@ PARTS = [  # parameters of the cortex blocks; of focusing unit, bridge and secon
 
 @pytest.mark.parametrize(("name", "params", "at_224", "at_384"), COSTS)
 def test_variants_have_the_costs_of_the_authors_code(name, params, at_224, at_384):
-    assert count(name) == (params, at_224)
+    assert count(name)[:2] == (params, at_224)
     assert count(name, 384).madds == at_384
 
 

@@ -1,11 +1,8 @@
 """Parameters and multiply-adds that the SViT paper prints (Tables 1, 2, 6, 7), and the cost of every component."""
 
 import pytest
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from saccade.benchmark import count
-from saccade.models.svit import PixelAttention, SuperTokenAttention, SuperTokenizer
 from tests.paper.precision import agrees, check_madds, check_params
 
 SIZES = [  # Table 2
@@ -105,21 +102,3 @@ def test_two_printed_costs_do_not_agree():
     absolute = count("svit_small", **(PLAIN | dict(stem="conv", projection=1024, position="ape")))
     assert not agrees(absolute.params / 1e6, "24.2", 0.01)
     assert agrees((absolute.params - 1024 * 513 - 1024 * 2 - 512 * 1000) / 1e6, "24.4", 0.01)
-
-
-def madds(module, dim, side):
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        module.to("meta")(torch.empty(1, dim, side, side))
-    return counter.get_total_flops() // 2
-
-
-@pytest.mark.shows("SVIT-17", "SVIT-18", "SVIT-59")
-def test_super_token_attention_has_the_complexity_of_eq_18():
-    """2 m^2 C + 4 m C^2 + 28 N C, less the cell means (N C), which multiply nothing."""
-    dim, side, cell = 64, 56, 8
-    pixels, tokens = side**2, (side // cell) ** 2
-    super_token = madds(SuperTokenAttention(dim, 1, SuperTokenizer(cell)), dim, side)
-    assert super_token == 2 * tokens**2 * dim + 4 * tokens * dim**2 + 27 * pixels * dim
-    plain = madds(PixelAttention(dim, 1), dim, side)
-    assert plain == 2 * pixels**2 * dim + 4 * pixels * dim**2  # Eq. 13
-    assert plain > 50 * super_token

@@ -15,7 +15,10 @@ from saccade.tokens.clusters import (
     ConvClustering,
     LinearClustering,
     MlpClustering,
+    PooledTokenizer,
     SharedTokenizer,
+    StridedTokenizer,
+    TokenToClusterAttention,
     ToScore,
 )
 
@@ -215,3 +218,99 @@ def test_no_matrix_of_pixels_by_pixels_is_computed():
     assert square_shapes(480) == []
     with sdpa_kernel(SDPBackend.MATH):  # plain attention, not fused, has such a matrix
         assert (1, 2, 576, 576) in square_shapes(96, clusters=(0, 0, 0, 0))
+
+
+# Sequences, and spatial reduction
+
+
+@pytest.mark.shows("PACA-07")
+@pytest.mark.parametrize("clustering", [MlpClustering, LinearClustering])
+def test_clusters_of_a_sequence_are_those_of_a_grid_with_the_same_pixels(clustering):
+    torch.manual_seed(0)
+    tokenizer, features = ClusterTokenizer(6, clustering(6, 5)).double(), random_features(3, 4)
+    on_grid, in_sequence = tokenizer(features), tokenizer(features.flatten(2).transpose(1, 2))
+    for grid, sequence in zip(on_grid, in_sequence, strict=True):
+        torch.testing.assert_close(grid, sequence)
+    assert tokenizer.trace((features.flatten(2).transpose(1, 2),), in_sequence).maps().shape == (2, 5, 1, 12)
+
+
+@pytest.mark.shows("PACA-07")
+def test_token_to_cluster_attention_matches_eqs_1_2_and_6():
+    """For a sequence without grid: softmax over the sequence, clusters, softmax over clusters."""
+    torch.manual_seed(0)
+    layer, sequence = TokenToClusterAttention(6, 2, num_tokens=5).double(), torch.randn(2, 11, 6).double()
+    clustering, attn = layer.tokenizer.clustering, layer.attn
+    scores = F.gelu(sequence @ clustering.fc.weight.T + clustering.fc.bias) @ clustering.to_score.weight.T
+    assignment = (scores + clustering.to_score.bias).softmax(1)  # (B, N, M), over the sequence
+    clusters = F.layer_norm(assignment.transpose(1, 2) @ sequence, (6,), eps=1e-6)
+    query = attn.to_query(sequence).unflatten(2, (2, 3)).transpose(1, 2)
+    key, value = (part.unflatten(2, (2, 3)).transpose(1, 2) for part in attn.to_key_value(clusters).chunk(2, dim=2))
+    mixed = (query @ key.transpose(2, 3) / 3**0.5).softmax(-1) @ value
+    torch.testing.assert_close(layer(sequence), attn.proj(mixed.transpose(1, 2).flatten(2)))
+    order = torch.randperm(11)
+    torch.testing.assert_close(layer(sequence[:, order]), layer(sequence)[:, order])
+
+
+@pytest.mark.shows("PACA-14")
+@pytest.mark.parametrize("size", [(8, 12), (7, 9)])
+def test_strided_tokens_are_a_convolution_of_cells_and_grow_with_the_image(size):
+    tokenizer, features = StridedTokenizer(6, 4).double(), random_features(*size)
+    padded = F.pad(features, (0, -size[1] % 4, 0, -size[0] % 4))
+    cells = F.unfold(padded, 4, stride=4).transpose(1, 2)  # (B, M, 6 * 16)
+    expected = cells @ tokenizer.conv.weight.flatten(1).T + tokenizer.conv.bias
+    tokens, link = tokenizer(features)
+    torch.testing.assert_close(tokens, F.layer_norm(expected, (6,), eps=1e-6))
+    assert tokens.shape[1] == -(-size[0] // 4) * -(-size[1] // 4)
+    assert link is None
+
+
+@pytest.mark.shows("PACA-14")
+def test_pooled_tokens_are_adaptive_means_of_fixed_number():
+    tokenizer = PooledTokenizer(6, 3).double()
+    for size in ((8, 12), (7, 9), (2, 2)):
+        features = random_features(*size)
+        tokens, assignment = tokenizer(features)
+        expected = F.adaptive_avg_pool2d(features, 3).flatten(2).transpose(1, 2)
+        torch.testing.assert_close(tokens, F.layer_norm(expected, (6,), eps=1e-6))
+        torch.testing.assert_close(assignment.sum(-1), torch.ones(2, 9, dtype=torch.float64))
+
+
+@pytest.mark.shows("PACA-14")
+def test_spatial_reduction_is_an_option_of_the_models():
+    """PVT's strides 8, 4, 2: 49 tokens at 224 px, four times as many at 448 px; pooling: always 100."""
+    counts = {}
+    for kind in ("stride", "pool"):
+        with torch.device("meta"):
+            model = saccade.create_model("paca_tiny", clustering=kind, depths=(1, 1, 1, 1)).eval()
+            for side in (224, 448):
+                tokens = []
+                hooks = [
+                    stage.blocks[0].attn.register_forward_pre_hook(lambda _, args, into=tokens: into.append(args))
+                    for stage in model.stages[:3]
+                ]
+                model(torch.empty(1, 3, side, side))
+                counts[kind, side] = [args[1].shape[1] for args in tokens]
+                for hook in hooks:
+                    hook.remove()
+    assert counts == {
+        ("stride", 224): [49] * 3, ("stride", 448): [196] * 3, ("pool", 224): [100] * 3, ("pool", 448): [100] * 3
+    }  # fmt: skip
+
+
+@pytest.mark.shows("PACA-73")
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_clustering_loads_the_authors_tensors(bias):
+    """One weight without bias; a bias is the same for all pixels, and their softmax ignores it."""
+    torch.manual_seed(0)
+    options = dict(clustering="linear", num_classes=3)
+    model, other = (saccade.create_model("paca_nano", **options).eval() for _ in range(2))
+    state_dict = model.state_dict()
+    assert [key for key in state_dict if "to_score" in key] == [
+        f"stages.{i}.blocks.0.tokenizer.clustering.to_score.weight" for i in range(3)
+    ]
+    if bias:
+        state_dict |= {key.replace("weight", "bias"): torch.ones(len(value)) for key, value in state_dict.items()
+                       if "to_score" in key}  # fmt: skip
+    saccade.load_checkpoint(other, state_dict)
+    images = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(other(images), model(images))

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import saccade
 from saccade.models.svit import SuperTokenAttention
-from saccade.tokens.super_tokens import SuperTokenizer, from_cells, spread, to_cells
+from saccade.tokens.super_tokens import DenseSuperTokenizer, SuperTokenizer, from_cells, spread, to_cells
 from tests.tokens.slow_super_tokens import slow_attention
 
 sizes = st.integers(1, 21)
@@ -132,3 +133,69 @@ def test_tokens_do_not_mix_two_flat_areas():
     tokens, _ = SuperTokenizer(4, 2)(features)
     assert tokens[0, :, :2, 0].min() > 0.99 * 9
     assert tokens[0, :, :2, 1].max() < 0.01 * 9
+
+
+# Dense association
+
+
+@pytest.mark.shows("SVIT-63")
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_dense_association_matches_eqs_5_6_and_11_for_every_pixel_and_token(iterations):
+    features = random_features(4, 6)
+    pixels = features.flatten(2).transpose(1, 2)  # (B, N, C)
+    tokens = features.unflatten(3, (3, 2)).unflatten(2, (2, 2)).mean((3, 5)).flatten(2).transpose(1, 2)
+    for _ in range(iterations):
+        association = (pixels @ tokens.transpose(1, 2) / 6**0.5).softmax(2)  # Eq. 5
+        tokens = (association / association.sum(1, keepdim=True)).transpose(1, 2) @ pixels  # Eq. 6
+    tokenizer = DenseSuperTokenizer(2, iterations)
+    output = tokenizer(features)
+    torch.testing.assert_close(output[0].flatten(1, 2), tokens)
+    torch.testing.assert_close(output[1], association)
+    upsampled = tokenizer.spread(output[0], output[1], 4, 6)
+    torch.testing.assert_close(upsampled.flatten(2).transpose(1, 2), association @ tokens)  # Eq. 11
+    maps = tokenizer.trace((features,), output).maps()
+    torch.testing.assert_close(maps.sum((2, 3)), torch.ones(2, 6, dtype=torch.float64))
+
+
+@pytest.mark.shows("SVIT-63")
+def test_dense_equals_sparse_where_every_cell_is_a_neighbour():
+    """On 2x2 cells the nine neighbours, without those outside the map, are all tokens."""
+    features = random_features(8, 8)
+    sparse, dense = SuperTokenizer(4, 2, mask_border=True), DenseSuperTokenizer(4, 2)
+    expected, association = sparse(features)
+    tokens, weights, _ = dense(features)
+    torch.testing.assert_close(tokens, expected)
+    torch.testing.assert_close(dense.spread(tokens, weights, 8, 8), sparse.spread(expected, association, 8, 8))
+
+
+@pytest.mark.shows("SVIT-63")
+def test_ssn_association_is_the_exponential_of_squared_distances():
+    """SViT Eq. 4; columns are normalised for the tokens, rows to put them back. No overflow far from every token."""
+    features = random_features(4, 4)
+    pixels = features.flatten(2).transpose(1, 2)
+    tokens = features.unflatten(3, (2, 2)).unflatten(2, (2, 2)).mean((3, 5)).flatten(2).transpose(1, 2)
+    similarity = (-(pixels.unsqueeze(2) - tokens.unsqueeze(1)).square().sum(3)).exp()  # Eq. 4
+    updated, association, _ = DenseSuperTokenizer(2, ssn=True)(features)
+    expected = (similarity / similarity.sum(1, keepdim=True)).transpose(1, 2) @ pixels
+    torch.testing.assert_close(updated.flatten(1, 2), expected)
+    torch.testing.assert_close(association, similarity / similarity.sum(2, keepdim=True))
+    assert DenseSuperTokenizer(2, ssn=True)(100 * features.float())[0].isfinite().all()
+
+
+@pytest.mark.shows("SVIT-63")
+def test_association_is_an_option_of_the_models():
+    torch.manual_seed(0)
+    images, logits = torch.randn(1, 3, 64, 64), {}
+    state_dict = saccade.create_model("svit_nano", num_classes=3).state_dict()
+    for kind in ("sparse", "dense", "ssn"):
+        model = saccade.create_model("svit_nano", num_classes=3, association=kind).eval()
+        saccade.load_checkpoint(model, state_dict)
+        with torch.no_grad():
+            logits[kind] = model(images)
+    assert len({tuple(value.flatten().tolist()) for value in logits.values()}) == 3
+    with pytest.raises(ValueError, match="association must be one of sparse, dense, ssn; got 'all'"):
+        saccade.create_model("svit_nano", association="all")
+    with pytest.raises(ValueError, match="iterations >= 1, got 0"):
+        saccade.create_model("svit_nano", association="dense", iterations=0)
+    with pytest.raises(ValueError, match="mask_border is for association='sparse'"):
+        saccade.create_model("svit_nano", association="ssn", mask_border=True)

@@ -3,7 +3,7 @@
 Converters are pure functions: a dict of tensors in, a new dict out; only names and layouts change.
 """
 
-from saccade.models.official import paca, resnet, sparseformer, sparseformer_v2, svit
+from saccade.models.official import paca, resnet, sparseformer, sparseformer_v2, svit, vt_fpn
 
 # v2 before v1, whose converter also recognises v2's keys
 FAMILIES = {
@@ -12,4 +12,5 @@ FAMILIES = {
     "sparseformer": sparseformer,
     "svit": svit,
     "resnet": resnet,
+    "vt_fpn": vt_fpn,
 }

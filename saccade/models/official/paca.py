@@ -35,6 +35,13 @@ def matches(keys: Iterable[str]) -> bool:
     return any(_BLOCK.match(key) for key in keys)
 
 
+def clusters(ours: dict[str, Tensor]) -> tuple[int, ...]:
+    """The number of clusters of every stage, from converted weights; 0 for plain attention."""
+    score = re.compile(r"^(?:stages\.(\d+)\.blocks\.0\.tokenizer\.clustering\.|teacher\.)to_score\.(?:(\d+)\.)?weight$")
+    rows = {int(match[1] or match[2]): len(value) for key, value in ours.items() if (match := score.match(key))}
+    return tuple(rows.get(stage, 0) for stage in range(4))
+
+
 def convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Convert the authors' names and layouts to ours. Their blur kernels are constants, and dropped."""
     coarsest = sum(bool(re.match(r"^paca_teacher\.lateral\d+\.0\.weight$", key)) for key in state_dict)
