@@ -17,10 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # write to this source tr
 import torch
 from torch import Tensor
 
+import saccade
 from saccade import weights
-from saccade.explain.drawing.figure import write_atomic
+from saccade.explanation.drawing.figure import write_atomic
 from saccade.models.card import Card, save_model, weights_file
-from saccade.tasks.open import open_task_model
+from saccade.tasks.load import card_of, load
 
 TERMS = {  # name of the data folder -> description, terms
     "tiny-imagenet": (
@@ -86,7 +87,8 @@ def embed(
     if not tag.replace("_", "").isalnum():
         raise ValueError(f"expected a tag of letters, digits and _, such as tiny_imagenet, got {tag!r}.")
     result = read_result(run)
-    model, card = open_task_model(weights_file(run / f"{which}.safetensors"))
+    model = load(weights_file(run / f"{which}.safetensors"))
+    card = card_of(model)
     if card.task not in LIMITS or card.preprocess.frames:
         raise ValueError(f"expected an image classifier or segmenter, got a {card.task} model.")
     if card.task == "classification" and card.kwargs:
@@ -176,14 +178,9 @@ def accuracy_of(result: dict[str, Any], card: Card, which: str) -> dict[str, flo
 
 def evaluate(path: Path, task: str, data: str, device: str) -> dict[str, float]:
     """Evaluate a file; return its accuracy in percent."""
-    from saccade.engine.tasks.evaluate_classifier import evaluate_classifier_checkpoint
-    from saccade.engine.tasks.evaluate_segmenter import evaluate_segmenter_checkpoint
-
-    if task == "classification":
-        metrics = evaluate_classifier_checkpoint(path, data, device=device)[0].summary()
-        return {key: round(metrics[key], 2) for key in ("top1", "top5", "calibration")}
-    metrics = evaluate_segmenter_checkpoint(path, data, device=device)[0].summary()
-    return {key: round(metrics[key], 2) for key in ("miou", "macc", "aacc")}
+    metrics = saccade.evaluate(path, data, device=device)
+    keys = ("top1", "top5", "calibration") if task == "classification" else ("miou", "macc", "aacc")
+    return {key: round(metrics[key], 2) for key in keys}
 
 
 def summarize_recipe(recipe: dict[str, Any]) -> str:

@@ -1,13 +1,21 @@
 """Checkpoints on the Hugging Face Hub through timm, without network access."""
 
 import json
+import shutil
+from types import SimpleNamespace
 
+import pytest
 import timm
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file
 from timm.models import save_for_hf
 
 import saccade
+from saccade.cli import main
+from saccade.models.card import Card, Preprocess, save_model
+from saccade.models.checkpoint import CheckpointError
+from saccade.models.hub import push
 
 IMAGES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
@@ -49,3 +57,78 @@ def test_hub_name_uses_the_download_of_timm(monkeypatch, tmp_path):
     torch.testing.assert_close(loaded(IMAGES), model(IMAGES))
     assert {name for _, name in requests} == {"config.json", "model.safetensors"}
     assert {repo for repo, _ in requests} == {"someone/vt_nano_cups"}
+
+
+class FakeHub:
+    """HfApi and hf_hub_download on a local folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, **_):
+        return self
+
+    def create_repo(self, repo_id, exist_ok):
+        return SimpleNamespace(repo_id=repo_id)
+
+    def upload_folder(self, repo_id, folder_path, commit_message):
+        shutil.copytree(folder_path, self.folder / repo_id)
+        return f"https://huggingface.co/{repo_id}"
+
+    def download(self, repo_id, filename, revision=None, **_):
+        path = self.folder / repo_id / filename
+        if not path.is_file():
+            raise LocalEntryNotFoundError(f"no {filename}\nin {repo_id}")
+        return str(path)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    hub = FakeHub(tmp_path / "hub")
+    monkeypatch.setattr("saccade.models.hub.HfApi", hub)
+    monkeypatch.setattr("saccade.models.hub.hf_hub_download", hub.download)
+    monkeypatch.setattr("timm.models._hub.hf_hub_download", hub.download)
+    return hub
+
+
+def test_pushed_classifier_loads_through_saccade_and_timm(hub, tmp_path, capsys):
+    model = saccade.create_model("sparseformer_nano", num_classes=3, num_tokens=9).eval()
+    card = Card("sparseformer_nano", 3, {"num_tokens": 9}, ["cat", "cup", "fish"], Preprocess(64, crop_pct=0.8))
+    save_model(model, tmp_path / "own.safetensors", card, source="https://example.org/a.pth", licence="mit")
+    arguments = ["convert", str(tmp_path / "own.safetensors"), str(tmp_path / "out.safetensors"), "--push", "you/cups"]
+    assert main(arguments) == 0
+    assert "pushed to https://huggingface.co/you/cups" in capsys.readouterr().out
+    opened = saccade.load("hf-hub:you/cups")
+    assert opened.card == card
+    torch.testing.assert_close(opened(IMAGES), model(IMAGES))
+    torch.testing.assert_close(timm.create_model("hf-hub:you/cups", pretrained=True).eval()(IMAGES), model(IMAGES))
+    readme = (hub.folder / "you/cups/README.md").read_text()
+    assert readme.startswith("---\n")
+    assert 'license: "mit"' in readme
+    assert 'saccade.load("hf-hub:you/cups")' in readme
+    assert "| source | https://example.org/a.pth |" in readme
+
+
+def test_pushed_segmenter_loads(hub, tmp_path):
+    model = saccade.create_segmenter("svit_nano", "fpn", 4, head_kwargs={"dim": 32, "branch_dim": 16}).eval()
+    card = Card("svit_nano", 4, {}, [], Preprocess(64), "segmentation", "fpn", {"dim": 32, "branch_dim": 16})
+    save_model(model, tmp_path / "own.safetensors", card)
+    push(tmp_path / "own.safetensors", "you/streets")
+    opened = saccade.load("hf-hub:you/streets@main")
+    assert opened.card == card
+    torch.testing.assert_close(opened(IMAGES), model(IMAGES))
+    assert "image-segmentation" in (hub.folder / "you/streets/README.md").read_text()
+
+
+def test_repository_written_by_timm_has_a_card(hub):
+    model = saccade.create_model("vt_nano", num_classes=3).eval()
+    save_for_hf(model, hub.folder / "them/vt", {"label_names": ["a", "b", "c"]}, safe_serialization=True)
+    opened = saccade.load("hf-hub:them/vt")
+    card = opened.card
+    assert (card.name, card.classes, card.preprocess.size) == ("vt_nano", ["a", "b", "c"], 64)
+    torch.testing.assert_close(opened(IMAGES), model(IMAGES))
+
+
+def test_absent_repository_is_one_line(hub):
+    with pytest.raises(CheckpointError, match=r"expected model.safetensors in hf-hub:a/b, got .*: no model"):
+        saccade.load("hf-hub:a/b")
