@@ -1,1 +1,1 @@
-"""HTML pages and charts of training, explanation, scores and the demo."""
+"""One template, one stylesheet and charts for every HTML page: training, explanation, scores, benchmark, demo."""

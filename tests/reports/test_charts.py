@@ -1,36 +1,45 @@
-"""SVG charts."""
+"""Charts by matplotlib."""
 
+import io
 import re
 
-import pytest
+import numpy as np
+from PIL import Image
 
-from saccade.reports.charts import line_chart, matrix_chart, nice_range
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [(0.0, 10.0, (0, 10, [0, 2, 4, 6, 8, 10])), (0.13, 0.87, (0.1, 0.9, [0.1 * i for i in range(1, 10)]))],
-)
-def test_nice_range(low, high, expected):
-    first, last, ticks = nice_range(low, high)
-    assert (first, last) == pytest.approx(expected[:2])
-    assert ticks == pytest.approx(expected[2])
+from saccade.reports.charts import COLOURS, line_chart, matrix_chart, new_chart, style, to_png, to_svg
 
 
-def test_nice_range_of_constant_contains_it():
-    low, high, _ = nice_range(3.0, 3.0)
-    assert low < 3.0 < high
-
-
-def test_non_finite_points_are_left_out():
-    """Each tooltip belongs to its own point."""
-    chart = line_chart("Loss", [("training", [1, 2, 3], [1.0, float("nan"), 3.0])], "epoch")
-    assert re.findall("<title>(.*?)</title>", chart) == ["training 1 at 1", "training 3 at 3"]
+def test_lines_have_the_colours_of_the_stylesheet():
+    chart = line_chart("Loss", [("training", [1, 2], [1.0, 3.0]), ("validation", [1, 2], [2.0, 2.5])], "epoch")
+    assert {"var(--line-0)", "var(--line-1)", "var(--ink)"} <= set(re.findall(r"var\([\w-]+\)", chart))
+    assert not re.search(r"#(?!000000|ffffff)[0-9a-f]{6}\b", chart)
+    assert "validation" in chart
     assert line_chart("Loss", [("training", [], [])], "epoch") == ""
 
 
-def test_matrix_rows_are_fractions_of_their_class():
-    chart = matrix_chart([[3, 1], [0, 2]], ["a", "b"])
-    assert re.findall("<title>(.*?)</title>", chart) == [
-        "a predicted as a: 3 (75.0 %)", "a predicted as b: 1 (25.0 %)", "b predicted as b: 2 (100.0 %)"
-    ]  # fmt: skip
+def test_non_finite_points_are_left_out():
+    chart = line_chart("Loss", [("training", [1, 2, 3], [1.0, float("nan"), 3.0])], "epoch")
+    assert chart == line_chart("Loss", [("training", [1, 3], [1.0, 3.0])], "epoch")
+
+
+def test_ids_of_charts_are_referenced():
+    """Several charts share a page: ids that nothing refers to are removed."""
+    chart = line_chart("Loss", [("training", [1, 2], [1.0, 3.0])], "epoch")
+    ids = re.findall(r'\bid="([^"]*)"', chart)
+    assert ids
+    assert all(f"#{name}" in chart for name in ids)
+
+
+def test_matrix_rows_are_percentages_of_their_class():
+    chart = matrix_chart([[3, 1], [0, 2]], ["<a>", "b"])
+    assert re.findall(r">(\d+)</text>", chart) == ["75", "25", "100"]
+    assert "&lt;a&gt;" in chart
+
+
+def test_png_has_the_same_colours():
+    with style():
+        figure, (ax,) = new_chart()
+        ax.bar([0], [1], color=COLOURS[0])
+    pixels = np.array(Image.open(io.BytesIO(to_png(figure))).convert("RGB"))
+    assert (pixels == (0x00, 0x72, 0xB2)).all(-1).mean() > 0.3
+    assert "var(--line-0)" in to_svg(figure)
