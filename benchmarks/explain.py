@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import saccade
 from saccade.benchmark import describe_machine, interleave
-from saccade.explain.drawing.alignment import record_alignment
-from saccade.explain.hooks.attention import record_attention
+from saccade.explanation.drawing.alignment import record_alignment
+from saccade.explanation.hooks.attention import record_attention
 
 
 def steps(name: str, size: int = 224):

@@ -1,0 +1,172 @@
+"""The model to explain: from the registry, a checkpoint or a module, with its labels and preprocessing."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from timm.models import get_pretrained_cfg
+from torch import Tensor, nn
+
+from saccade.data.decode.inputs import ImageInput, VideoInput
+from saccade.explanation.clips import ClipView, load_clip
+from saccade.explanation.hooks.record import grouping_modules
+from saccade.explanation.images import View, load_crop, load_view, normalize_images
+from saccade.models.card import Card, Preprocess, preprocess_of, weights_file
+from saccade.models.checkpoint import load_checkpoint, read_state_dict
+from saccade.models.registry import create_model, embedded_tag, list_models
+from saccade.tasks.detection import DETECTORS
+from saccade.tasks.load import card_of, load, read_task_card
+from saccade.tasks.segmentation import Segmenter
+
+CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin")
+CLIP_STRIDE = 4  # frames between two frames of a clip, for video models without a card
+
+
+class Subject(NamedTuple):
+    """A model to explain."""
+
+    model: nn.Module
+    name: str
+    weights: str  # their origin, for the report
+    trained: bool
+    labels: Sequence[str] | None  # class names
+    size: int  # side of the square input it was made for; of detectors, the shorter side
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    frames: int = 0  # per clip; 0 for image models
+    stride: int = 1  # video frames from one frame of a clip to the next
+    detector: nn.Module | None = None  # whose backbone `model` is
+    longest: int | None = None  # side of a detector's input; `size` is then its shorter side
+    crop_pct: float | None = None  # classifiers: centre crop / shorter side, as `saccade.predict`; None: no crop
+    interpolation: str = "bicubic"
+
+    def label(self, index: int) -> str:
+        """Name of a class, "class 3" if unknown."""
+        return self.labels[index] if self.labels and index < len(self.labels) else f"class {index}"
+
+    def view(self, source: ImageInput, name: str = "", size: int | None = None, full: bool = False) -> View:
+        """Input and canvas of an image: a classifier's centre crop, or with `full` the image in its aspect ratio."""
+        if self.crop_pct is None or full:
+            return load_view(source, size or self.size, name, self.longest)
+        return load_crop(source, size or self.size, self.crop_pct, self.interpolation, name)
+
+    def clip(self, source: VideoInput, name: str = "", size: int | None = None, full: bool = False) -> ClipView:
+        """Input and frames of a video, cropped as `view` crops images."""
+        crop_pct = None if full else self.crop_pct
+        return load_clip(source, size or self.size, self.frames, self.stride, name, crop_pct)
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """Images or clips in [0, 1], normalised, with the model's device and dtype."""
+        return normalize_images(images, self.mean, self.std).to(next(self.model.parameters()))
+
+
+def load_subject(
+    model: nn.Module | str | os.PathLike,
+    labels: Sequence[str] | None = None,
+    device: str | torch.device | None = None,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> Subject:
+    """Load a module, a registered name, or a checkpoint (saccade's or the authors').
+
+    A name gets its pretrained weights if there are any, else random ones from `seed`. `options` are keywords of the
+    model, for ablations. Of a detector, the backbone is explained, since it has the tokens.
+    """
+    options = dict(options or {})
+    weights, trained, card = "as passed", True, None
+    if isinstance(model, nn.Module):
+        module, name = model, timm_config(model).get("architecture") or type(model).__name__
+    elif is_checkpoint(Path(model)):
+        weights = Path(model).name
+        module, card = _from_file(Path(model), options)
+        name = card.name
+    else:
+        name = str(model)
+        module, weights, trained = _from_registry(name, seed, options)
+    if device is not None:
+        module = module.to(device)
+    detector = module if isinstance(module, DETECTORS) else None
+    backbone = module if detector is None else detector.backbone_model
+    grouping_modules(backbone)  # raises for models without tokens
+    preprocess = card.preprocess if card else expected_preprocess(backbone)
+    mean, std, channels = preprocess.mean, preprocess.std, getattr(backbone, "in_chans", 3)
+    if channels == 1:
+        mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
+    elif channels != 3:
+        raise ValueError(f"expected a model with 3 input channels or 1, got {name} with {channels}.")
+    labels = labels or (card.names if card and card.classes else None) or class_names(backbone)
+    size, longest = preprocess.size, None
+    if detector is not None:
+        transform: Any = detector.transform  # torchvision infers int for the tuple of sizes
+        size, longest = transform.min_size[-1], transform.max_size
+    clip = preprocess.frames, preprocess.stride
+    crop = None if isinstance(module, (*DETECTORS, Segmenter)) else preprocess.crop_pct
+    crops = crop, preprocess.interpolation
+    return Subject(backbone, name, weights, trained, labels, size, mean, std, *clip, detector, longest, *crops)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is a file, has a checkpoint's suffix, or is the folder of a training run."""
+    if path.is_dir():
+        return any((path / name).is_file() for name in ("best.safetensors", "last.safetensors"))
+    return path.is_file() or path.suffix in CHECKPOINTS
+
+
+def expected_preprocess(model: nn.Module) -> Preprocess:
+    """Preprocessing of the model or of the backbone inside it, from its timm config."""
+    preprocess = preprocess_of(_configured_module(model))
+    return preprocess._replace(stride=CLIP_STRIDE) if preprocess.frames else preprocess
+
+
+def timm_config(model: nn.Module) -> Mapping[str, Any]:
+    """`pretrained_cfg` of the model or of the backbone inside it; empty if there is none."""
+    return getattr(_configured_module(model), "pretrained_cfg", None) or {}
+
+
+def class_names(model: nn.Module) -> Sequence[str] | None:
+    """Class names of the model's timm config; ImageNet's for 1000 classes."""
+    names = timm_config(model).get("label_names")
+    if names:
+        return list(names)
+    if getattr(model, "num_classes", None) == 1000:
+        from timm.data import ImageNetInfo
+
+        info = ImageNetInfo()
+        return [info.index_to_description(i).partition(",")[0] for i in range(1000)]
+    return None
+
+
+def _configured_module(model: nn.Module) -> nn.Module:
+    return next((module for module in model.modules() if getattr(module, "pretrained_cfg", None)), model)
+
+
+def _from_file(path: Path, options: dict[str, Any]) -> tuple[nn.Module, Card]:
+    """Model and card of a checkpoint; `options` override the model's own."""
+    file = weights_file(path)
+    state_dict = read_state_dict(file)  # raises for a missing or damaged file
+    card = read_task_card(file)
+    if card.task in ("segmentation", "detection"):
+        if options:
+            raise ValueError(f"expected no model options for the {card.task} model {path}, got {', '.join(options)}.")
+        model = load(file)
+        return model, card_of(model)
+    keywords: dict[str, Any] = {"num_classes": card.num_classes} | card.kwargs | options
+    model = create_model(card.name, **keywords)
+    load_checkpoint(model, state_dict)
+    return model, card if card.preprocess != Preprocess() else card._replace(preprocess=expected_preprocess(model))
+
+
+def _from_registry(name: str, seed: int, options: dict[str, Any]) -> tuple[nn.Module, str, bool]:
+    """Model, origin of its weights, and whether they are pretrained."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = create_model(name, **options)
+    config = get_pretrained_cfg(name, allow_unregistered=True)
+    plain = name.partition(".")[0]
+    tag = embedded_tag(plain) if name == plain and plain in list_models() and not options else None
+    if tag or (config is not None and config.has_weights):  # embedded weights are not loaded into an ablation
+        name = f"{plain}.{tag}" if tag else name
+        return create_model(name, pretrained=True, **options), f"pretrained, {name}" if tag else "pretrained", True
+    return model, f"random initialisation, seed {seed}", False

@@ -1,9 +1,0 @@
-import pytest
-
-from tests.explain.scores.folders import write_folders
-
-
-@pytest.fixture
-def folders(tmp_path):
-    """See `write_folders`."""
-    return write_folders(tmp_path)
