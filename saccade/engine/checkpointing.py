@@ -9,9 +9,9 @@ from types import FrameType
 from typing import Any
 
 from lightning.pytorch import Callback
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from saccade.engine.module import TrainingModule
+from saccade.engine.recipe import Trainer
 from saccade.models.card import Card, save_model
 
 SAVE_MINUTES = 10  # between checkpoints, unless trainer.save_every is set
@@ -21,11 +21,16 @@ class StoppedBySignal(Exception):
     """The run was stopped by a signal after its checkpoint was saved."""
 
 
+def rank(metrics: dict[str, float], monitor: str) -> tuple[float, float]:
+    """Return the sort key of metrics: the monitored one, then the lower loss; of equal ones the later is the best."""
+    return metrics[monitor], -metrics.get("loss", 0.0)
+
+
 class Checkpointer(Callback):
     """Write `last.ckpt` (the complete state), `last.safetensors` and `best.safetensors` (weights) atomically."""
 
-    def __init__(self, out: Path, card: Card, save_every: int | None = None):
-        self.out, self.card, self.save_every = out, card, save_every
+    def __init__(self, out: Path, card: Card, options: Trainer):
+        self.out, self.card, self.save_every, self.early_stop = out, card, options.save_every, options.early_stop
         self.best: dict[str, float] = {}  # metrics and step of best.safetensors
         self.saved_at = time.monotonic()
 
@@ -53,14 +58,12 @@ class Checkpointer(Callback):
             return
         pl_module.check_weights()
         metrics = {"step": pl_module.clock.steps, **pl_module.validation}
-        if not self.best or metrics[pl_module.monitor] > self.best[pl_module.monitor]:
+        if not self.best or rank(metrics, pl_module.monitor) >= rank(self.best, pl_module.monitor):
             self.best = metrics
             self.save_weights(trainer, pl_module, "best.safetensors")
+        without_progress = (pl_module.clock.steps - self.best["step"]) / pl_module.stream.interval
+        pl_module.clock.stopped = self.early_stop is not None and without_progress >= self.early_stop
         self.save(trainer, pl_module)
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        if isinstance(exception, SIGTERMException):  # raised by Lightning in every process at the same step
-            self.save(trainer, pl_module)
 
     def save(self, trainer: Any, module: TrainingModule) -> None:
         """Write a temporary file and rename it, so that a crash leaves the previous checkpoint intact."""
@@ -91,14 +94,22 @@ class SignalHandler(Callback):
         self.previous: dict[int, Any] = {}
 
     def __enter__(self) -> "SignalHandler":
-        if threading.current_thread() is threading.main_thread():
-            for number in (getattr(signal, name) for name in self.SIGNALS if hasattr(signal, name)):
-                self.previous[number] = signal.signal(number, self.handle)
+        self.previous = self.install()
         return self
+
+    def install(self) -> dict[int, Any]:
+        """Set the handlers and return the previous ones."""
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        signals = [getattr(signal, name) for name in self.SIGNALS if hasattr(signal, name)]
+        return {number: signal.signal(number, self.handle) for number in signals}
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.install()  # again: Lightning's handler of SIGTERM broadcasts, out of order with other collectives
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         if self.received and number == signal.SIGINT:

@@ -17,21 +17,23 @@ class Clock:
     def __init__(self, total_steps: int, max_minutes: float | None = None, now: float | None = None):
         self.total_steps, self.limit = total_steps, None if max_minutes is None else 60 * max_minutes
         self.steps, self.progress = 0, 0.0
+        self.stopped = False  # early
         self.started = time.monotonic() if now is None else now
         self.previous_seconds = 0.0  # elapsed before the run was resumed
         self.time_over: bool | None = None  # as decided by rank 0, with several processes
         self._warm: tuple[float, int] | None = None  # time and local step at the end of the warm-up
         self._local_steps = 0  # of this process since it started
-        self._last_step: float | None = None  # time
+        self._first_step: float | None = None  # time of the first step of this process
+        self._last_step: float | None = None  # time of the last one; None after a pause
         self.train_seconds, self.train_steps = 0.0, 0  # after the warm-up, without validation
 
     def elapsed(self, now: float | None = None) -> float:
         return self.previous_seconds + (time.monotonic() if now is None else now) - self.started
 
     def expired(self, now: float | None = None) -> bool:
-        """Whether the time limit is reached. False before the first step, so that every run trains at least once."""
-        if not self.steps:
-            return False
+        """Whether the time is over or the run was stopped early; never before the first step."""
+        if self.stopped or not self.steps:
+            return self.stopped
         if self.time_over is not None:
             return self.time_over
         return self.limit is not None and self.elapsed(now) >= self.limit
@@ -57,6 +59,7 @@ class Clock:
         elif self._warm is not None and self._last_step is not None:
             self.train_seconds += now - self._last_step
             self.train_steps += 1
+        self._first_step = self._first_step or now
         self._last_step = now
         by_steps = self.steps / self.total_steps
         self.progress = max(by_steps, self._progress_by_time(now)) if self.limit else by_steps
@@ -82,14 +85,19 @@ class Clock:
         return self.train_steps * batch_size / self.train_seconds if self.train_steps else None
 
     def seconds_left(self) -> float:
-        """Return the remaining time at the measured step time."""
+        """Return the remaining time at the measured step time; 0 before the second step."""
         if self.limit is not None:
             return max(0.0, self.limit - self.elapsed())
-        return (self.total_steps - self.steps) * self.train_seconds / max(1, self.train_steps)
+        seconds, steps = self.train_seconds, self.train_steps
+        if not steps and self._first_step and self._last_step:  # during the warm-up
+            seconds, steps = self._last_step - self._first_step, self._local_steps - 1
+        return (self.total_steps - self.steps) * seconds / max(1, steps)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "progress": self.progress, "seconds": self.elapsed()}
+        return {"steps": self.steps, "progress": self.progress, "seconds": self.elapsed(), "stopped": self.stopped}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.steps, self.progress = state_dict["steps"], state_dict["progress"]
+        self.steps, self.progress, self.stopped = state_dict["steps"], state_dict["progress"], state_dict["stopped"]
+        if not self.limit:  # the run may have been extended
+            self.progress = self.steps / self.total_steps
         self.previous_seconds = state_dict["seconds"]

@@ -1,4 +1,4 @@
-"""Metrics on disk and progress on the terminal."""
+"""Metrics on disk and progress on the terminal, on top of Lightning's loggers and progress bar."""
 
 import csv
 import sys
@@ -6,27 +6,43 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, loggers
+from lightning.pytorch.callbacks import RichProgressBar
 
-from saccade._extras import require
 from saccade.engine.module import TrainingModule
 from saccade.engine.results import METRIC_NAMES
 
 
+def make_logger(name: str, out: Path, steps: int) -> Any:
+    """Return Lightning's logger for a run resumed at `steps`; None for "csv", and for "auto" without TensorBoard."""
+    if name in ("auto", "tensorboard"):
+        try:
+            return loggers.TensorBoardLogger(out, "", "tensorboard", purge_step=steps + 1 if steps else None)
+        except ModuleNotFoundError:
+            if name == "auto":
+                return None
+            raise
+    if name == "wandb":
+        return loggers.WandbLogger(out.name, out, id=out.name, resume="allow", project="saccade")
+    if name == "mlflow":
+        return loggers.MLFlowLogger("saccade", out.name, save_dir=str(out / "mlruns"))
+    return None
+
+
 class MetricsLog(Callback):
-    """Write `metrics.csv` and TensorBoard: one row every `log_every` optimizer steps and one per validation.
+    """Write `metrics.csv` and pass it to a logger: one row per `log_every` optimizer steps and one per validation.
 
     Must precede the `Checkpointer`, so that a checkpoint contains the number of rows written up to it. A resumed run
     drops later rows and writes them again: no row is lost or duplicated, whenever the run was killed.
     """
 
-    def __init__(self, out: Path, tensorboard: bool = True):
-        self.file, self.tensorboard = out / "metrics.csv", tensorboard
+    def __init__(self, out: Path):
+        self.file = out / "metrics.csv"
         self.rows: list[dict[str, Any]] = []
         self.resumed_rows: int | None = None  # number of rows in the checkpoint that the run resumes from
         self.columns: list[str] = []
         self.last_row: tuple[float, int] | None = None  # time and step, for the throughput
-        self.writer: Any = None
+        self.logger: Any = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": len(self.rows)}
@@ -40,63 +56,51 @@ class MetricsLog(Callback):
         metrics = [f"train_{name}" for name in pl_module.train_metrics]
         metrics += [f"val_{name}" for name in pl_module.val_metrics]
         self.columns = ["step", "epoch", "lr", *metrics, "images_per_s", "seconds"]
-        if not trainer.is_global_zero:
-            return
-        with open(self.file, "w", newline="") as file:
-            writer = csv.DictWriter(file, self.columns)
-            writer.writeheader()
-            writer.writerows(self.rows)
-        if self.tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                return
-            self.writer = SummaryWriter(str(self.file.parent / "tensorboard"), purge_step=steps + 1 if steps else None)
+        if trainer.is_global_zero:
+            self.append(self.rows, "w")
+            self.logger = make_logger(pl_module.recipe.trainer.logger, self.file.parent, steps)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
         clock = pl_module.clock
         if self.last_row is None:
             self.last_row = (time.monotonic(), clock.steps)
         due = clock.steps % pl_module.recipe.trainer.log_every == 0 or pl_module.validation_pending
-        if not pl_module.micro_batch and due:
-            self.write_training(trainer, pl_module)
+        if due and not pl_module.micro_batch and (metrics := pl_module.mean_train_metrics()):
+            values = {f"train_{key}": value for key, value in metrics.items()}
+            values["lr"] = max(group["lr"] for group in trainer.optimizers[0].param_groups)
+            (before, steps), self.last_row = self.last_row, (time.monotonic(), clock.steps)
+            if clock.steps > steps:
+                images = (clock.steps - steps) * pl_module.recipe.batch_size
+                values["images_per_s"] = images / (self.last_row[0] - before)
+            self.write(pl_module, values)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self.last_row = None
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self.write(trainer, pl_module, {f"val_{key}": value for key, value in pl_module.validation.items()})
+        self.write(pl_module, {f"val_{key}": value for key, value in pl_module.validation.items()})
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        if self.writer is not None:
-            self.writer.close()
-
-    def write_training(self, trainer: Any, module: TrainingModule) -> None:
-        metrics = module.mean_train_metrics()
-        if metrics is None:
-            return
-        values = {f"train_{key}": value for key, value in metrics.items()}
-        values["lr"] = max(group["lr"] for group in trainer.optimizers[0].param_groups)
-        now, steps = time.monotonic(), module.clock.steps
-        if self.last_row is not None and steps > self.last_row[1]:
-            values["images_per_s"] = (steps - self.last_row[1]) * module.recipe.batch_size / (now - self.last_row[0])
-        self.last_row = (now, steps)
-        self.write(trainer, module, values)
-
-    def write(self, trainer: Any, module: TrainingModule, values: dict[str, float]) -> None:
+    def write(self, module: TrainingModule, values: dict[str, float]) -> None:
         clock = module.clock
-        per_epoch = clock.total_steps / module.recipe.epochs
-        row = {"step": clock.steps, "epoch": round(clock.steps / per_epoch, 4), "seconds": round(clock.elapsed(), 2)}
+        row = {"step": clock.steps, "epoch": round(module.epoch, 4), "seconds": round(clock.elapsed(), 2)}
         row |= {key: float(f"{value:.6g}") for key, value in values.items()}
         self.rows.append(row)
-        if not trainer.is_global_zero:
-            return
-        with open(self.file, "a", newline="") as file:
-            csv.DictWriter(file, self.columns).writerow(row)
-        if self.writer is not None:
-            for key, value in values.items():
-                self.writer.add_scalar(key, value, clock.steps)
-            self.writer.flush()
+        if module.trainer.is_global_zero:
+            self.append([row])
+            if self.logger is not None:
+                self.logger.log_metrics(values, clock.steps)
+                self.logger.save()
+
+    def append(self, rows: list[dict[str, Any]], mode: str = "a") -> None:
+        with open(self.file, mode, newline="") as file:
+            writer = csv.DictWriter(file, self.columns)
+            if mode == "w":
+                writer.writeheader()
+            writer.writerows(rows)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        if self.logger is not None:
+            self.logger.finalize("success")
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
@@ -114,59 +118,59 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-class ProgressBar(Callback):
-    """Show throughput, time left and metrics: a live bar on a terminal, one line per validation elsewhere."""
+class ProgressBar(RichProgressBar):
+    """Lightning's bar with epoch, loss, throughput and time left; one line per validation without a terminal."""
 
-    def __init__(self, interval: float = 0.5):
-        self.interval, self.refreshed_at = interval, 0.0  # seconds
-        self.bar: Any = None
+    def __init__(self):
+        super().__init__(refresh_rate=10, console_kwargs={"stderr": True})
+        self.status, self.refreshed_at = {}, 0.0
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        progress = require("rich.progress", "train")
-        console = require("rich.console", "train").Console(stderr=True)
-        if not trainer.is_global_zero or not console.is_terminal:
-            return
-        self.bar = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.TaskProgressColumn(),
-            progress.TextColumn("{task.fields[status]}"),
-            console=console,
-        )
-        self.bar.start()
-        self.bar_task = self.bar.add_task("training", total=1.0, status="")
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if not sys.stderr.isatty():
+            self.disable()
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+    @property
+    def total_train_batches(self) -> int:
+        module: Any = self.trainer.lightning_module
+        return module.stream.steps_left() * module.recipe.trainer.accumulate
+
+    def configure_columns(self, trainer: Any) -> list:
+        return super().configure_columns(trainer)[:3]  # description, bar, batches; times are in the metrics
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return "training"
+
+    def get_metrics(self, trainer: Any, pl_module: Any) -> dict[str, Any]:
         now = time.monotonic()
-        if self.bar is not None and now - self.refreshed_at > self.interval:
-            self.refreshed_at = now
-            self.bar.update(self.bar_task, completed=pl_module.clock.progress, status=format_status(pl_module))
+        if not self.status or now - self.refreshed_at > 0.5 or trainer.validating:  # reading a loss synchronises a GPU
+            self.status, self.refreshed_at = status(pl_module), now
+        return self.status
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.is_global_zero and self.bar is None:
-            clock = pl_module.clock
-            line = f"{100 * clock.progress:.0f} % · step {clock.steps} · {format_status(pl_module)}"
-            print(line, file=sys.stderr, flush=True)
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self.on_train_end(trainer, pl_module)
+        super().on_validation_end(trainer, pl_module)
+        if trainer.is_global_zero and not sys.stderr.isatty():
+            line = " · ".join(f"{key} {value}" for key, value in status(pl_module).items())
+            print(f"{100 * pl_module.clock.progress:.0f} % · {line}", file=sys.stderr, flush=True)
 
 
-def format_status(module: TrainingModule) -> str:
-    """Return throughput, time left and validation metrics as one line."""
+def status(module: TrainingModule) -> dict[str, str]:
+    """Return epoch, loss, throughput, time left and validation metrics, as texts."""
     clock, validation = module.clock, module.validation
-    speed = clock.images_per_second(module.recipe.batch_size)
-    parts = [f"{speed:,.0f} images/s"] if speed else []
-    if speed and clock.progress < 1:
-        days, seconds = divmod(int(clock.seconds_left()), 86400)
-        parts.append(f"{f'{days} d ' if days else ''}{time.strftime('%H:%M:%S', time.gmtime(seconds))} left")
+    texts = {"epoch": f"{module.epoch:.2f}/{module.recipe.epochs}"}
+    if module.last_loss is not None:
+        texts["loss"] = f"{float(module.last_loss):.3f}"
+    if speed := clock.images_per_second(module.recipe.batch_size):
+        texts["images/s"] = f"{speed:,.0f}"
+    if clock.progress < 1 and (seconds := clock.seconds_left()):
+        texts["left"] = format_duration(seconds)
+    if "loss" in validation:
+        texts["val loss"] = f"{validation['loss']:.3f}"
     if validation:
-        if "loss" in validation:
-            parts.append(f"val loss {validation['loss']:.3f}")
-        parts.append(f"{METRIC_NAMES[module.monitor]} {validation[module.monitor]:.2f} %")
-    return " · ".join(parts)
+        texts[METRIC_NAMES[module.monitor]] = f"{validation[module.monitor]:.2f} %"
+    return texts
+
+
+def format_duration(seconds: float) -> str:
+    days, seconds = divmod(int(seconds), 86400)
+    return f"{f'{days} d ' if days else ''}{time.strftime('%H:%M:%S', time.gmtime(seconds))}"

@@ -4,6 +4,7 @@
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 
 from saccade.data.loader import seed_all
 from saccade.engine.clock import Clock
-from saccade.engine.loaders import AnyBatch, Loaders, Partition, Sources
-from saccade.engine.recipe import Recipe
+from saccade.engine.loaders import AnyBatch, BatchStream, Loaders, Partition, Sources
+from saccade.engine.recipe import Recipe, RecipeError
 from saccade.engine.schedule import make_optimizer, make_schedule
 from saccade.inference.compile import compile_options
-from saccade.models.card import Card, Preprocess
+from saccade.models.card import Card, Preprocess, preprocess_of
 from saccade.tasks.classification import freeze_batch_norms
+from saccade.tasks.losses import balanced_weights
 
 AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by trainer.precision
 
@@ -35,6 +37,29 @@ class TrainingSetup(NamedTuple):
     card: Card  # metadata for the weights files
     sources: Sources
     preprocess: Preprocess  # of training inputs
+
+
+def assemble_with_head(
+    recipe: Recipe, sources: Sources, create: Callable[..., Any], size: int | None, head_kwargs: dict[str, Any]
+) -> TrainingSetup:
+    """Return the setup of a backbone with a head; without `size`, images have the detector's own shorter side."""
+    options, data, kwargs = recipe.model, recipe.data, dict(recipe.model.kwargs)
+    if recipe.regularize.drop_path:
+        kwargs["drop_path_rate"] = recipe.regularize.drop_path
+    seed_all(recipe.seed)
+    model = create(
+        options.name,
+        options.head,
+        len(sources.classes),
+        options.pretrained,
+        checkpoint=options.checkpoint,
+        backbone_kwargs=kwargs,
+        head_kwargs=head_kwargs,
+    )
+    preprocess = preprocess_of(model.backbone_model)._replace(size=size or model.transform.min_size[-1], crop_pct=1.0)
+    common = (options.name, len(sources.classes), dict(options.kwargs), sources.classes, preprocess, recipe.task)
+    card = Card(*common, options.head, head_kwargs, data.val_size if recipe.task == "segmentation" else None)
+    return TrainingSetup(model, card, sources, preprocess)
 
 
 class WeightAverage(ModelEmaV3):
@@ -87,7 +112,10 @@ class TrainingModule(LightningModule):
         self.metric_sum: Tensor | None = None  # of train_metrics, since the last log row
         self.metric_count = 0
         self.val_loss_sum: Tensor  # (2,) summed loss, number of images
+        self.last_loss: Tensor | None = None
+        self.partition: Partition
         self.loaders: Loaders
+        self.stream: BatchStream
         self.rng: torch.Generator
         self.validation: dict[str, float] = {}
         self.validation_pending = False  # due after the last optimizer step and not finished
@@ -146,7 +174,7 @@ class TrainingModule(LightningModule):
 
     def train_dataloader(self) -> Any:
         self.set_up_loaders()
-        return self.loaders.stream(self.clock, self.recipe.trainer.val_every)
+        return self.stream
 
     def val_dataloader(self) -> Any:
         self.set_up_loaders()
@@ -155,11 +183,11 @@ class TrainingModule(LightningModule):
     def set_up_loaders(self) -> None:
         if hasattr(self, "loaders"):
             return
-        trainer = self.trainer
-        device = trainer.strategy.root_device
-        local_world = max(1, trainer.world_size // trainer.num_nodes)
-        rank, world = trainer.global_rank, trainer.world_size
-        self.loaders = self.make_loaders(Partition.of(self.recipe, self.sources, device, rank, world, local_world))
+        trainer, device = self.trainer, self.trainer.strategy.root_device
+        world = (trainer.global_rank, trainer.world_size, trainer.num_nodes)
+        self.partition = Partition.of(self.recipe, self.sources, device, *world)
+        self.loaders = self.make_loaders(self.partition)
+        self.stream = BatchStream(self.loaders, self.clock, self.recipe.trainer.val_every)
         self.rng = torch.Generator(device)
 
     def on_train_start(self) -> None:
@@ -171,6 +199,8 @@ class TrainingModule(LightningModule):
     def on_train_epoch_start(self) -> None:
         if self.recipe.regularize.freeze_norm:
             freeze_batch_norms(self.model)
+        elif self.recipe.model.freeze:
+            freeze_batch_norms(getattr(self.model, "backbone_model", self.model))
 
     def training_step(self, batch: AnyBatch) -> Tensor:
         if self.micro_batch == 0:
@@ -229,6 +259,7 @@ class TrainingModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.clock.load_state_dict(checkpoint["saccade"])
+        self.clock.stopped &= self.recipe.trainer.early_stop is not None
         self.validation_pending = checkpoint["saccade"]["validation_pending"]
 
     # Parts of a step
@@ -249,6 +280,7 @@ class TrainingModule(LightningModule):
     def log_metrics(self, batch: AnyBatch, *metrics: Tensor) -> None:
         """Accumulate training metrics without synchronising with the device."""
         values = torch.stack([metric.detach().float() for metric in metrics])
+        self.last_loss = values[0]
         self.metric_sum = values if self.metric_sum is None else self.metric_sum + values
         self.metric_count += 1
         self.unchecked_losses.append((self.clock.steps, metrics[0].detach(), batch.indices))
@@ -292,6 +324,17 @@ class TrainingModule(LightningModule):
 
     # Shared by the tasks
 
+    def class_weights(self, count: Callable[[], Tensor]) -> Tensor | None:
+        """Return regularize.class_weights (K,) on the device of the run; `count` returns the samples per class."""
+        given, classes = self.recipe.regularize.class_weights, self.sources.classes
+        if given is None:
+            return None
+        if given == "balanced":
+            return balanced_weights(count())
+        if len(given) != len(classes):
+            raise RecipeError(f"expected {len(classes)} values in regularize.class_weights, got {len(given)}.")
+        return torch.tensor(given, dtype=torch.float)
+
     def add_val_loss(self, loss: Tensor, num_images: int) -> None:
         """Add the mean loss of a validation batch."""
         self.val_loss_sum += torch.stack([loss * num_images, loss.new_tensor(num_images)])
@@ -312,7 +355,11 @@ class TrainingModule(LightningModule):
         return AUTOCAST_DTYPES.get(self.recipe.trainer.precision)
 
     @property
-    def micro_batch_size(self) -> int:
-        """Images per micro-batch and process."""
-        order = self.loaders.order
-        return order.batch_size // order.accumulate // order.world_size
+    def epoch(self) -> float:
+        """Number of epochs trained."""
+        return self.clock.steps * self.recipe.epochs / self.clock.total_steps
+
+    def full_validation(self, device: torch.device) -> Any:
+        """Return a loader of the full validation set for this process alone, with all views of a video."""
+        alone = Partition.of(self.recipe, self.sources, device)
+        return self.make_loaders(alone._replace(images=self.partition.images, views=self.recipe.data.views)).val

@@ -15,16 +15,6 @@ from typing import Any, Literal
 
 from saccade._extras import require
 
-# Former spelling of a key: its present one. Using the former is an error that names the present one.
-RENAMED = {
-    "augment.auto": "augment.auto_augment",
-    "augment.mix_until": "augment.mix_off_after",
-    "augment.most": "augment.max_class_fraction",
-    "data.max_bad": "data.max_unreadable",
-    "schedule.warmup_first": "schedule.decay_after_warmup",
-    "trainer.loader_seconds": "trainer.loader_benchmark_seconds",
-}
-
 
 class RecipeError(ValueError):
     """An invalid recipe; the message names the key and the expected value."""
@@ -34,42 +24,45 @@ class RecipeError(ValueError):
 class Model:
     """Model, head and initial weights."""
 
-    name: str = "svit_nano"
+    name: str = "svit_nano"  # a saccade or timm model
     kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the model
     # Segmentation: vt_fpn, fpn, paca, upernet, sparse; detection: mask_rcnn, cascade_mask_rcnn, sparse
     head: str = ""
-    head_kwargs: dict[str, Any] = field(default_factory=dict)
+    head_kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the head
     checkpoint: str | None = None  # initial weights; a classifier of another size is replaced
     pretrained: bool = False  # embedded weights, or timm's download
+    freeze: bool = False  # train the classifier or head only
 
 
 @dataclass
 class Data:
     """Location of the data and how it is read."""
 
-    path: str = ""
+    path: str = ""  # see data.md
     val_path: str | None = None  # default: a split of `path`, or else `val_fraction` of it
-    val_fraction: float = 0.1
+    val_fraction: float = 0.1  # held out for validation, of each class
+    limit: int | None = None  # at most this many training and validation images each, of all classes: for a quick try
     image_size: int | None = None  # side of training inputs; None: the model's default
     val_size: int | None = None  # side of validation inputs; None: image_size
     crop_pct: float | None = None  # validation: centre crop / shorter side; None: the model's default
-    interpolation: str = "bicubic"
+    interpolation: str = "bicubic"  # of resized images
     cache: bool | Literal["auto"] = "auto"  # decode once and augment on the device; auto: if all images are small
     workers: int | None = None  # loader processes; None: cores - 1, at most 16
     max_unreadable: int = 100  # abort when more images than this cannot be read
     scenes: int = 2048  # number of training images of the embedded set "scenes"
-    image_column: str | None = None
-    label_column: str | None = None
+    image_column: str | None = None  # of Parquet files; None: found by its type
+    label_column: str | None = None  # of Parquet files; None: found by its name
     frames: int | None = None  # per clip; None: the model's default, or 1 (the middle frame) for image models
     stride: int = 4  # video frames between consecutive frames of a clip
     views: tuple[int, int] = (1, 1)  # final evaluation of a video: temporal clips, spatial crops; papers use (4, 3)
     motions: int = 4096  # clips per epoch of the embedded set "motions"
     # Segmentation
-    mask_column: str | None = None
+    mask_column: str | None = None  # of Parquet files; None: found by its name
     layout: str = "auto"  # of folders: ade20k, cityscapes, coco_stuff, coco_stuff_things, lip, folders
     classes: list[str] | None = None  # names; None: read from the data
     ignore_index: int | None = None  # value of unlabelled pixels in the files; None: 255, or the layout's value
     reduce_zero_label: bool | None = None  # 0 means unlabelled and k + 1 class k; None: as the layout defines it
+    mask_values: list[int] | list[str] | None = None  # file value or colour ("#ff0000") of every class, in order
     base_size: int | None = None  # shorter side that augment.resize multiplies; None: each image's own
     val_window: int = 0  # side of the sliding window at validation; 0: the full image
     # Detection
@@ -80,12 +73,12 @@ class Data:
 class Optimizer:
     """A timm optimizer by name."""
 
-    name: str = "adamw"
-    lr: float = 1e-3
+    name: str = "adamw"  # one of timm.optim.list_optimizers()
+    lr: float = 1e-3  # peak learning rate
     reference_batch: int | None = None  # if set, the learning rate is lr * batch_size / reference_batch
     weight_decay: float = 0.05  # not applied to biases, norms and parameters that the model exempts
-    momentum: float = 0.9
-    layer_decay: float | None = None
+    momentum: float = 0.9  # of SGD and RMSProp
+    layer_decay: float | None = None  # factor of the learning rate per layer, from the head down
     lr_scale: dict[str, float] = field(default_factory=dict)  # factor by parameter-name prefix: {head.: 10}
     clip_grad: float | None = None  # maximum gradient norm
     kwargs: dict[str, Any] = field(default_factory=dict)  # betas, eps, alpha, …
@@ -95,11 +88,11 @@ class Optimizer:
 class Schedule:
     """Learning rate over time, in epochs (fractions allowed)."""
 
-    name: Literal["cosine", "step", "multistep", "poly", "constant"] = "cosine"
-    warmup_epochs: float = 1.0
-    warmup_lr: float = 1e-6
+    name: Literal["cosine", "step", "multistep", "poly", "constant"] = "cosine"  # decay
+    warmup_epochs: float = 1.0  # linear increase from warmup_lr
+    warmup_lr: float = 1e-6  # of the first step
     decay_after_warmup: bool = False  # start the decay at the end of warm-up instead of at epoch 0
-    min_lr: float = 1e-5
+    min_lr: float = 1e-5  # at the end of "cosine" and "poly"
     decay_epochs: float = 30.0  # "step": interval between decays
     decay_rate: float = 0.1  # "step", "multistep": factor of each decay; "poly": power
     milestones: list[float] = field(default_factory=list)  # "multistep": epochs of the decays
@@ -111,17 +104,18 @@ class Augment:
 
     crop: Literal["resized", "pad", "none", "detr"] = "resized"  # "detr": detection only
     scale: tuple[float, float] = (0.5, 1.0)  # "resized": fraction of the image area
-    ratio: tuple[float, float] = (0.75, 1.3333)
+    ratio: tuple[float, float] = (0.75, 1.3333)  # "resized": width / height
     pad: float = 0.125  # "pad": padding as a fraction of the image side
     flip: float = 0.5  # probability of a horizontal flip
     jitter: float = 0.0  # colour jitter; ignored while auto_augment is set
     auto_augment: str = ""  # "trivial", timm's "rand-m9-mstd0.5-inc1", "original" (AutoAugment), …
     erase: float = 0.0  # probability of random erasing
-    mixup: float = 0.0
-    cutmix: float = 0.0
+    mixup: float = 0.0  # alpha; 0: off
+    cutmix: float = 0.0  # alpha; 0: off
     mix_prob: float = 1.0  # probability of mixing a batch
     mix_switch: float = 0.5  # probability of cutmix when both are on
     mix_off_after: float = 1.0  # fraction of the run after which mixup and cutmix are off
+    custom: str = ""  # "package.function", called first: image -> image; with masks or objects, both -> both
     repeats: int = 1  # repeated augmentation: copies of an image per batch
     # Segmentation and detection, together with `flip`
     resize: tuple[float, float] = (0.5, 2.0)  # scale of the shorter side; detection with "resized": of the longer side
@@ -132,9 +126,14 @@ class Augment:
 
 @dataclass
 class Regularize:
-    label_smoothing: float = 0.0
-    drop_path: float = 0.0
-    dropout: float = 0.0
+    """Loss and regularisation."""
+
+    class_weights: list[float] | Literal["balanced"] | None = None  # in the loss; balanced: inverse class frequency
+    focal_gamma: float = 0.0  # focal loss; 0: cross-entropy
+    dice: float = 0.0  # segmentation: weight of the Dice loss, added to the pixel loss
+    label_smoothing: float = 0.0  # classification
+    drop_path: float = 0.0  # stochastic depth
+    dropout: float = 0.0  # before the classifier, or in the segmentation head
     freeze_norm: bool = False  # batch norms stay in evaluation mode
 
 
@@ -142,14 +141,14 @@ class Regularize:
 class Distill:
     """Distillation: loss = weight * distillation + (1 - weight) * cross-entropy."""
 
-    # timm or saccade model names (with pretrained weights) or saccade checkpoints, separated by commas; several
-    # teachers are averaged
+    # timm or saccade model names (with pretrained weights), saccade checkpoints, or "package.module:function" that
+    # returns any module, separated by commas; several teachers are averaged
     teacher: str | None = None
-    weight: float = 0.8
-    temperature: float = 1.0
-    kind: Literal["soft", "hard"] = "soft"
+    weight: float = 0.8  # of the distillation loss
+    temperature: float = 1.0  # of "soft"
+    kind: Literal["soft", "hard"] = "soft"  # the teacher's probabilities, or its most probable class
     image_size: int | None = None  # teacher input; None: the student's, 0: the teacher's default
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the teacher
 
 
 @dataclass
@@ -164,22 +163,24 @@ class Ema:
 class Trainer:
     """Options of the training loop; accelerator, devices, num_nodes and strategy are passed to Lightning unchanged."""
 
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
-    accelerator: str = "auto"
-    devices: int | Literal["auto"] = 1
-    num_nodes: int = 1
-    strategy: str = "auto"
-    sync_batchnorm: bool = False
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"  # Lightning's names
+    accelerator: str = "auto"  # cpu, gpu, …
+    devices: int | Literal["auto"] = 1  # processes per machine
+    num_nodes: int = 1  # machines
+    strategy: str = "auto"  # ddp, …
+    sync_batchnorm: bool = False  # over all GPUs
     accumulate: int = 1  # micro-batches per optimizer step
-    channels_last: bool = True
-    compile: bool = False
-    compile_mode: str | None = None
-    grad_checkpointing: bool = False
-    deterministic: bool = False
+    channels_last: bool = True  # memory format of model and images
+    compile: bool = False  # torch.compile
+    compile_mode: str | None = None  # of torch.compile
+    grad_checkpointing: bool = False  # recompute activations in backward
+    deterministic: bool = False  # deterministic algorithms only
     max_minutes: float | None = None  # stop after this time; the schedule is stretched or compressed to fit
     val_every: int = 1  # epochs
+    early_stop: int | None = None  # stop after this many validations without a better one
     save_every: int | None = None  # optimizer steps between checkpoints; None: every validation and every 10 minutes
     log_every: int = 20  # optimizer steps
+    logger: Literal["auto", "tensorboard", "wandb", "mlflow", "csv"] = "auto"  # besides metrics.csv; auto: TensorBoard
     loader_benchmark_seconds: float = 0.0  # after training, measure the data loader alone for this long
 
 
@@ -187,10 +188,10 @@ class Trainer:
 class Recipe:
     """One training run."""
 
-    task: Literal["classification", "segmentation", "detection", "video"] = "classification"
+    task: Literal["classification", "segmentation", "detection", "video"] = "classification"  # what is trained
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
-    epochs: int = 10
+    epochs: int = 10  # passes over the training data
     batch_size: int = 64  # images per optimizer step, over all devices and micro-batches
     optimizer: Optimizer = field(default_factory=Optimizer)
     schedule: Schedule = field(default_factory=Schedule)
@@ -199,7 +200,7 @@ class Recipe:
     distill: Distill = field(default_factory=Distill)
     ema: Ema = field(default_factory=Ema)
     trainer: Trainer = field(default_factory=Trainer)
-    seed: int = 0
+    seed: int = 0  # of initial weights, data order and augmentation
 
     def __post_init__(self):
         _check(self.epochs >= 1, f"epochs must be at least 1, got {self.epochs}")
@@ -225,8 +226,11 @@ class Recipe:
         )
 
 
-def load_recipe(source: str | Path | Mapping[str, Any] | None, changes: Sequence[str] = ()) -> Recipe:
-    """Return a type-checked recipe from a YAML file, a dict or the defaults, with `key=value` changes applied."""
+def load_recipe(source: str | Path | Mapping[str, Any] | None, changes: Sequence[str | tuple[str, Any]] = ()) -> Recipe:
+    """Return a type-checked recipe from a YAML file, a dict or the defaults.
+
+    Changes are applied in order: "optimizer.lr=5e-4", or a key and its value.
+    """
     yaml = require("yaml", "train")
     if isinstance(source, (str, Path)):
         path = Path(source)
@@ -240,7 +244,7 @@ def load_recipe(source: str | Path | Mapping[str, Any] | None, changes: Sequence
             raise RecipeError(f"{path} is not a recipe: expected keys and values, got {type(values).__name__}.")
     else:
         path, values = None, dict(source or {})
-    values = _merge(values, [_parse_change(text) for text in changes])
+    values = _merge(values, [_parse_change(change) for change in changes])
     _check_keys(values, Recipe, "")
     return _instantiate(values, str(path or "recipe"))
 
@@ -274,11 +278,13 @@ def _read_yaml(text: str) -> Any:
     return yaml.load(text, Loader=loader)
 
 
-def _parse_change(text: str) -> tuple[list[str], Any]:
+def _parse_change(change: str | tuple[str, Any]) -> tuple[list[str], Any]:
     """ "optimizer.lr=5e-4" -> (["optimizer", "lr"], 5e-4); the value is parsed as YAML."""
-    key, equals, value = text.partition("=")
+    if not isinstance(change, str):
+        return change[0].split("."), change[1]
+    key, equals, value = change.partition("=")
     if not equals or not key:
-        raise RecipeError(f"--set {text!r}: expected key=value, such as optimizer.lr=5e-4.")
+        raise RecipeError(f"--set {change!r}: expected key=value, such as optimizer.lr=5e-4.")
     return key.split("."), _read_yaml(value)
 
 
@@ -295,11 +301,9 @@ def _merge(values: Mapping[str, Any], changes: list[tuple[list[str], Any]]) -> d
 
 
 def _check_keys(values: Mapping[str, Any], kind: type, prefix: str) -> None:
-    """Raise for an unknown key, naming its new spelling or the closest key anywhere in the recipe."""
+    """Raise for an unknown key, naming the closest key anywhere in the recipe."""
     fields = {entry.name: entry for entry in dataclasses.fields(kind)}
     for key, value in values.items():
-        if f"{prefix}{key}" in RENAMED:
-            raise RecipeError(f"{prefix}{key} has been renamed: use {RENAMED[prefix + key]}.")
         if key not in fields:
             close = get_close_matches(key, fields, n=1) or get_close_matches(key, list(_all_keys(Recipe)), n=1)
             close = [f"{prefix}{name}" for name in close if name in fields] or close

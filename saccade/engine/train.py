@@ -1,32 +1,34 @@
-"""Train a recipe into a folder: weights, checkpoints, metrics and a report."""
+"""Train a recipe, or a model by name, into a folder: weights, checkpoints, metrics and a report."""
 
+import json
 import logging
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.plugins.layer_sync import LayerSync
+from timm.layers import convert_sync_batchnorm
 from torch import nn
 
 from saccade.engine.checkpointing import Checkpointer, SignalHandler, StoppedBySignal
 from saccade.engine.clock import Clock
-from saccade.engine.loaders import Sources
 from saccade.engine.logs import MetricsLog, ProgressBar
 from saccade.engine.module import TrainingModule, TrainingSetup
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
 from saccade.engine.report import write_report
+from saccade.engine.resolve import fit_to_data, resolve_recipe
 from saccade.engine.results import describe_run, write_json, write_text
-from saccade.engine.sync_batchnorm import BatchNormSync
 from saccade.engine.tasks.classify import ClassificationModule
 from saccade.engine.tasks.detect import DetectionModule
 from saccade.engine.tasks.segment import SegmentationModule
-from saccade.tasks.open import open_task_model
+from saccade.models.card import Preprocess
+from saccade.tasks.load import load
 
 TASKS: dict[str, type[TrainingModule]] = {
     "classification": ClassificationModule,
@@ -37,6 +39,7 @@ TASKS: dict[str, type[TrainingModule]] = {
 
 # Keys that a resumed run may not change, because its steps would differ from those of the first part.
 FIXED = ("task", "model.", "epochs", "batch_size", "seed", "data.scenes", "data.val_fraction", "trainer.accumulate")
+_logger = logging.getLogger(__name__)
 
 
 class Run(NamedTuple):
@@ -44,8 +47,22 @@ class Run(NamedTuple):
 
     out: Path
     result: dict[str, Any]  # contents of result.json
-    model: nn.Module  # with the weights of last.safetensors
     stopped: str = ""  # name of the signal that stopped it
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of `weights` on the validation set, in percent."""
+        return self.result.get("final", {})
+
+    @property
+    def weights(self) -> Path:
+        """The weights file that `saccade.load(run.out)` opens."""
+        return self.out / "best.safetensors"
+
+    @property
+    def model(self) -> nn.Module:
+        """The model with `weights`, in evaluation mode, opened anew at each access."""
+        return load(self.weights)
 
 
 @contextmanager
@@ -63,63 +80,119 @@ def preserve_torch_settings() -> Iterator[None]:
 
 @preserve_torch_settings()
 def train(
-    recipe: Recipe,
-    out: str | Path,
+    recipe: Recipe | Mapping[str, Any] | str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    model: str | None = None,
+    head: str | None = None,
+    data: str | Path | None = None,
     resume: bool = False,
     device: str | None = None,
-    command: str = "",
     progress: bool = True,
+    changes: Sequence[str] = (),
+    command: str = "",
+    **settings: Any,
 ) -> Run:
-    """Train `recipe` into the folder `out`; with `resume`, continue from its last checkpoint if there is one.
+    """Train a recipe, or a model by name, into the folder `out`; what `saccade train` does.
 
-    `device` overrides the recipe's accelerator: "cpu", "cuda", "cuda:1". `command` is written to result.json. In a
-    distributed run only process 0 returns a result.
+    Without a recipe, a model with embedded or released weights is fine-tuned from them at their image size
+    (`pretrained=False`: from scratch), and without `epochs` a small data set gets more of them.
+
+    Args:
+        recipe: a YAML file, the name of one under recipes/, or a `Recipe`; None with `model` or with `resume`.
+        out: folder of the run, by default runs/MODEL_DATA.
+        model, head, data: replace the recipe's.
+        resume: continue from the folder's last checkpoint if there is one; a finished run continues with more `epochs`.
+        device: overrides the recipe's accelerator: "cpu", "cuda", "cuda:1".
+        changes: "key=value" as in `--set`, applied last.
+        command: written to result.json.
+        settings: epochs, batch, lr, size, pretrained, freeze, early_stop, limit, seed, or any top-level key of a
+            recipe: optimizer={"lr": 5e-4}.
+
+    In a distributed run only process 0 returns a result.
     """
     started = time.monotonic()
-    out = Path(out)
-    checkpoint = prepare_folder(out, recipe, resume)
-    model, card, sources, preprocess = assemble(recipe)
-    steps = steps_per_epoch(recipe, sources)
-    clock = Clock(recipe.epochs * steps, recipe.trainer.max_minutes, started)
-    module = TASKS[recipe.task](model, recipe, sources, preprocess, clock, str(out))
+    if recipe is None and not model and resume and out is not None and (Path(out) / "recipe.yaml").is_file():
+        recipe = Path(out) / "recipe.yaml"
+    no_epochs = recipe is None and "epochs" not in settings and not any(text.startswith("epochs=") for text in changes)
+    recipe = resolve_recipe(recipe, model, head, data, changes, settings)
+    out = Path(out or default_folder(recipe))
+    if (out / "last.ckpt").exists() and not resume:
+        raise RecipeError(f"{out} already contains a run. Continue it with --resume, or choose another --out.")
+    network, card, sources, preprocess = assemble(recipe)
+    recipe = fit_to_data(recipe, sources.train_count, no_epochs)
+    checkpoint = prepare_folder(out, recipe)
+    clock = Clock(recipe.epochs * (sources.train_count // recipe.batch_size), recipe.trainer.max_minutes, started)
+    module = TASKS[recipe.task](network, recipe, sources, preprocess, clock, str(out))
     if recipe.trainer.compile:
         module.compile_model(recipe.trainer.compile_mode)
-    checkpointer, log = Checkpointer(out, card, recipe.trainer.save_every), MetricsLog(out)
+    warn_if_slow(network, preprocess, recipe, clock, device)
+    checkpointer, log = Checkpointer(out, card, recipe.trainer), MetricsLog(out)
+    stopped = ""
     with quiet_lightning(), SignalHandler(checkpointer) as signals:
         callbacks = [log, checkpointer, signals] + ([ProgressBar()] if progress else [])
-        trainer = Trainer(**trainer_options(recipe, device), callbacks=callbacks)
-        stopped = ""
+        trainer = Trainer(**trainer_options(recipe, device), callbacks=callbacks, enable_progress_bar=progress)
         try:
             trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
         except StoppedBySignal as signal:
             stopped = str(signal)
-        except SIGTERMException:  # Lightning handled the signal first, after a validation; the checkpoint is saved
-            stopped = "SIGTERM"
-    if not trainer.is_global_zero:
-        return Run(out, {}, model)
-    if stopped:
-        return Run(out, {"stopped": stopped, "step": clock.steps}, module.eval_model, stopped)
-    final, final_device = open_task_model(out / "last.safetensors")[0], trainer.strategy.root_device
-    evaluation = module.evaluate(final, final_device)
-    result = describe_run(final, module, evaluation, checkpointer.best, command, final_device)
+    if stopped or not trainer.is_global_zero:
+        return Run(out, {"stopped": stopped, "step": clock.steps} if stopped else {}, stopped)
+    best, device_used = Run(out, {}).model, trainer.strategy.root_device
+    evaluation = module.evaluate(best, device_used)
+    result = describe_run(best, module, evaluation, checkpointer.best, command, device_used)
     write_json(out / "result.json", result)
-    write_report(out / "report.html", result, log.rows, module.report_sections(final, evaluation), recipe)
-    return Run(out, result, final)
+    write_report(out / "report.html", result, log.rows, module.report_sections(best, evaluation), recipe)
+    return Run(out, result)
 
 
-def prepare_folder(out: Path, recipe: Recipe, resume: bool) -> Path | None:
+@torch.inference_mode()
+def warn_if_slow(model: Any, preprocess: Preprocess, recipe: Recipe, clock: Clock, device: str | None) -> None:
+    """Warn of a run of more than an hour on a CPU, estimated as three forward passes per image (with backward)."""
+    if (torch.cuda.is_available() and (device or recipe.trainer.accelerator) != "cpu") or recipe.trainer.max_minutes:
+        return
+    network = getattr(model, "backbone_model", model).eval()
+    frames, size = (preprocess.frames,) if preprocess.frames > 1 else (), preprocess.size
+    image, seconds = torch.zeros(1, 3, *frames, size, size), 0.0
+    for _ in range(2):  # the first includes the start of threads
+        started = time.monotonic()
+        network(image)
+        seconds = time.monotonic() - started
+    network.train()
+    hours = 3 * seconds * recipe.batch_size * clock.total_steps / 3600
+    if hours > 1:
+        _logger.warning(
+            "this run takes about %.0f hours on this CPU: %d epochs of %d images. For a quick try use --limit N, "
+            "--epochs N, a smaller --size, or --set trainer.max_minutes=N.",
+            hours, recipe.epochs, recipe.batch_size * clock.total_steps // recipe.epochs,
+        )  # fmt: skip
+
+
+def default_folder(recipe: Recipe) -> Path:
+    name = "+".join(filter(None, (recipe.model.name, recipe.model.head)))
+    return Path("runs") / f"{name}_{Path(recipe.data.path).name}"
+
+
+def prepare_folder(out: Path, recipe: Recipe) -> Path | None:
     """Create the folder, save the resolved recipe and return the checkpoint to resume from, if there is one."""
     checkpoint, saved = out / "last.ckpt", out / "recipe.yaml"
-    if checkpoint.exists() and not resume:
-        raise RecipeError(f"{out} already contains a run. Continue it with --resume, or choose another --out.")
     if checkpoint.exists() and saved.exists():
-        for key, before, now in differences(to_dict(load_recipe(saved)), to_dict(recipe)):
-            if key.startswith(FIXED):
-                raise RecipeError(f"a resumed run cannot change {key}: it was {before!r} and is now {now!r}.")
-            logging.getLogger(__name__).warning("resuming with %s=%r (was %r)", key, now, before)
+        before = load_recipe(saved)
+        extended = recipe.epochs > before.epochs and is_finished(out, before)
+        for key, old, new in differences(to_dict(before), to_dict(recipe)):
+            if key.startswith(FIXED) and not (key == "epochs" and extended):
+                hint = " Only a finished run can be extended." if key == "epochs" else ""
+                raise RecipeError(f"a resumed run cannot change {key}: it was {old!r} and is now {new!r}.{hint}")
+            _logger.warning("resuming with %s=%r (was %r)", key, new, old)
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         write_text(saved, to_yaml(recipe))
     return checkpoint if checkpoint.exists() else None
+
+
+def is_finished(out: Path, recipe: Recipe) -> bool:
+    """Return whether the folder has the result of all epochs of `recipe`."""
+    file = out / "result.json"
+    return file.is_file() and json.loads(file.read_text())["recipe"]["epochs"] == recipe.epochs
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
@@ -140,31 +213,49 @@ def assemble(recipe: Recipe) -> TrainingSetup:
         setup.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if recipe.trainer.grad_checkpointing:
         setup.model.set_grad_checkpointing()  # type: ignore[operator]
+    if recipe.model.freeze:
+        freeze_backbone(setup.model)
     return setup
 
 
-def steps_per_epoch(recipe: Recipe, sources: Sources) -> int:
-    count = sources.train_count
-    if recipe.batch_size > count:
-        raise RecipeError(f"batch_size ({recipe.batch_size}) must not exceed the {count} training images. Lower it.")
-    return count // recipe.batch_size
+def freeze_backbone(model: Any) -> None:
+    """Freeze everything but the head: the classifier, or what follows the backbone of a segmenter or detector."""
+    if hasattr(model, "backbone_model"):
+        model.backbone_model.requires_grad_(False)
+    else:
+        model.requires_grad_(False)
+        model.get_classifier().requires_grad_(True)
+
+
+class TimmSyncBatchNorm(LayerSync):
+    """Convert batch norms with timm, because torch's conversion drops the activation of timm's fused layers."""
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        return convert_sync_batchnorm(model)
+
+    def revert(self, model: nn.Module) -> nn.Module:
+        return model  # in evaluation mode a synchronised norm equals an ordinary one
 
 
 def trainer_options(recipe: Recipe, device: str | None) -> dict[str, Any]:
     """Return the keyword arguments of Lightning's Trainer."""
     options = recipe.trainer
-    accelerator, devices = options.accelerator, options.devices
+    accelerator, devices, plugins = options.accelerator, options.devices, []
     if device is not None:
         kind, _, number = device.partition(":")
         accelerator = {"cuda": "gpu"}.get(kind, kind)
-        if number:
-            devices = [int(number)]
-    kwargs: dict[str, Any] = {
+        devices = [int(number)] if number else devices
+    if options.sync_batchnorm and torch.cuda.is_available() and accelerator != "cpu":
+        plugins = [TimmSyncBatchNorm()]
+    elif options.sync_batchnorm and devices not in (1, "auto"):
+        raise RecipeError("trainer.sync_batchnorm needs GPUs (torch.nn.SyncBatchNorm). Set it to false.")
+    return {
         "accelerator": accelerator,
         "devices": devices,
         "num_nodes": options.num_nodes,
         "strategy": options.strategy,
         "precision": options.precision,
+        "plugins": plugins,
         "max_epochs": -1,  # the clock ends the run
         "accumulate_grad_batches": options.accumulate,
         "gradient_clip_val": recipe.optimizer.clip_grad,
@@ -173,31 +264,24 @@ def trainer_options(recipe: Recipe, device: str | None) -> dict[str, Any]:
         "benchmark": not options.deterministic and recipe.task != "detection",
         "use_distributed_sampler": False,
         "num_sanity_val_steps": 0,
-        "logger": False,
+        "logger": False,  # MetricsLog creates the logger, once the step of a resumed run is known
         "enable_checkpointing": False,
-        "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    if options.sync_batchnorm:
-        kwargs["plugins"] = [BatchNormSync(accelerator)]
-    return kwargs
 
 
-class quiet_lightning:
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
     """Hide Lightning's tips and warnings; errors still appear."""
-
-    LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
-
-    def __enter__(self) -> None:
-        self.levels = {name: logging.getLogger(name).level for name in self.LOGGERS}
-        for name in self.LOGGERS:
-            logging.getLogger(name).setLevel(logging.ERROR)
-        self.caught = warnings.catch_warnings()
-        self.caught.__enter__()
-        warnings.filterwarnings("ignore", module=r"lightning\..*")
-        warnings.filterwarnings("ignore", message=r".*(IterableDataset|num_workers|tensorboardX|LeafSpec).*")
-
-    def __exit__(self, *error: Any) -> None:
-        self.caught.__exit__(*error)
-        for name, level in self.levels.items():
+    names = ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\..*")
+            warnings.filterwarnings("ignore", message=r".*(IterableDataset|num_workers|tensorboardX|LeafSpec).*")
+            yield
+    finally:
+        for name, level in levels.items():
             logging.getLogger(name).setLevel(level)

@@ -7,11 +7,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +18,11 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from saccade._extras import package_version, require
+from saccade._files import replaced_file, write_file
 from saccade.heads.mask_rcnn import RegionDetector
 from saccade.inference.optimize import cast as cast_weights
-from saccade.models.card import Card, Preprocess, preprocess_of
-from saccade.tasks.segmentation import Segmenter
+from saccade.models.card import Card, Preprocess
+from saccade.tasks.load import card_of
 from saccade.tasks.sparse_detector import SparseDetector
 
 FORMATS = ("onnx", "pt2")
@@ -76,17 +76,16 @@ def export_model(
     """
     _check_options(model, format, dynamic, dtype)
     path = Path(path)
-    card = card or describe_model(model)
+    card = card or card_of(model)
     graph = make_graph(model, card, dtype, with_preprocessing)
     example, axes = example_input(card, dynamic, with_preprocessing, size)
     program = trace(graph, example, axes)
     metadata = describe_export(model, card, example, axes, dtype, with_preprocessing)
     if format == "onnx":
         content = onnx_bytes(program, metadata, axes)
-        with written_atomically(path) as temporary:
-            temporary.write_bytes(content)
+        write_file(path, content)
     else:
-        with written_atomically(path) as temporary:
+        with replaced_file(path) as temporary:
             torch.export.save(program, temporary, extra_files={f"{METADATA}.json": json.dumps(metadata)})
     return Export(path, path.stat().st_size, metadata)
 
@@ -107,19 +106,6 @@ def _check_options(model: nn.Module, format: str, dynamic: Sequence[str], dtype:
             "Mask R-CNN and Cascade Mask R-CNN cannot be exported: torch.export does not trace their proposals, whose "
             "number depends on the image. Export a sparse detector, or run the checkpoint in PyTorch."
         )
-
-
-def describe_model(model: nn.Module) -> Card:
-    """A card from timm's configuration of the model, for models without a checkpoint."""
-    config: Any = getattr(model, "pretrained_cfg", None) or {}
-    name = config.get("architecture") or type(model).__name__
-    classes = cast(int, getattr(model, "num_classes", 0))
-    if isinstance(model, SparseDetector):
-        preprocess = preprocess_of(model.backbone)
-        return Card(name, classes, {}, [], preprocess, "detection", "sparse")
-    if isinstance(model, Segmenter):
-        return Card(name, classes, {}, [], preprocess_of(model.backbone_model), "segmentation")
-    return Card(name, classes, {}, list(config.get("label_names") or []), preprocess_of(model))
 
 
 # The graph: preprocessing, cast, model, float32 outputs.
@@ -432,15 +418,3 @@ def describe_export(
         "score_thresh": model.score_thresh if isinstance(model, SparseDetector) else None,
         "preprocess": metadata,
     }
-
-
-@contextmanager
-def written_atomically(path: Path) -> Iterator[Path]:
-    """A temporary file in the folder of `path` that becomes `path`, or is deleted after an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade._extras import require
@@ -36,11 +35,6 @@ def count_checkpoint_classes(state_dict: dict[str, Tensor], model: nn.Module) ->
     names = (model.pretrained_cfg["classifier"], "head.fc", "head", "fc", "classifier")  # type: ignore[index] # timm's
     weights = [state_dict[f"{name}.weight"] for name in names if f"{name}.weight" in state_dict]
     return weights[0].shape[0] if weights else None
-
-
-def classification_loss(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy with labels (B,), or with class probabilities (B, K) of mixup, which are smoothed already."""
-    return F.cross_entropy(logits.float(), targets, label_smoothing=label_smoothing if targets.ndim == 1 else 0.0)
 
 
 def accuracy_metrics(num_classes: int, sync: bool = True) -> Any:

@@ -42,8 +42,8 @@ MULTI_SCALE_SIDES = tuple(range(480, 801, 32))  # shorter sides of the 3x schedu
 def create_detector(
     backbone: str,
     head: str = "mask_rcnn",
-    num_classes: int = 80,
-    pretrained: bool = False,
+    num_classes: int | None = None,
+    pretrained: bool | str = False,
     checkpoint: str | os.PathLike | Mapping[str, Any] | None = None,
     backbone_kwargs: Mapping[str, Any] | None = None,
     min_size: int | Sequence[int] = 800,
@@ -57,17 +57,30 @@ def create_detector(
     is SparseFormer's own detector: it requires a sparseformer_* backbone and predicts boxes only.
 
     Args:
+        num_classes: 80 (COCO) by default, or that of the pretrained tag.
+        pretrained: True loads the backbone's pretrained weights; a tag such as "coco" a released detector, which is
+            downloaded on first use and whose class layers stay randomly initialised if `num_classes` differs.
         checkpoint: initial weights. A classifier's or an authors' file fills the backbone; a saccade detector fills
-            everything but class layers of another size. `pretrained` loads timm's weights of the backbone.
+            everything but class layers of another size.
         backbone_kwargs: options of the backbone, such as drop_path_rate.
         min_size, max_size: images are resized to this shorter side, with the longer side at most max_size. Of several
             shorter sides, training samples one per image and evaluation uses the last (`MULTI_SCALE_SIDES`).
         head_kwargs: "mask_rcnn" and "cascade_mask_rcnn": masks, norm ("none", "batch" or "group" in pyramid and heads,
-            for training from scratch), width, anchor_sizes, aspect_ratios, box_head ("mlp" or "conv"), box_loss
-            (cascade: "giou" or "smooth_l1"), and torchvision's rpn_* and box_*. "sparse": num_tokens, detect_tokens,
-            auxiliary, weights, score_thresh.
+            for training from scratch), neck ("fpn" or "vt_fpn", with neck_kwargs), width, anchor_sizes, aspect_ratios,
+            box_head ("mlp" or "conv"), box_loss (cascade: "giou" or "smooth_l1"), exact_anchors and half_pixel
+            (mmdetection's anchors and RoIAlign), and torchvision's rpn_* and box_*. "sparse": num_tokens,
+            detect_tokens, auxiliary, weights, score_thresh.
     """
     choose("head", head, DETECTION_HEADS)
+    if isinstance(pretrained, str):
+        from saccade.tasks.released import pretrained_model  # it imports this file
+
+        checkpoint, card = pretrained_model(backbone, head, pretrained)
+        num_classes = card.num_classes if num_classes is None else num_classes
+        backbone_kwargs = card.kwargs | dict(backbone_kwargs or {})
+        head_kwargs = card.head_kwargs | head_kwargs
+        pretrained = False
+    num_classes = 80 if num_classes is None else num_classes
     if num_classes < 1:
         raise ValueError(f"num_classes must be at least 1, got {num_classes}.")
     config = timm.models.get_pretrained_cfg(backbone.partition(".")[0], allow_unregistered=True)
@@ -91,14 +104,18 @@ def _region_detector(
     transform: GeneralizedRCNNTransform,
     norm: str = "none",
     width: int = 256,
+    neck: str = "fpn",
+    neck_kwargs: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> RegionDetector:
     choose("norm", norm, tuple(NORM_LAYERS))
+    choose("neck", neck, ("fpn", "vt_fpn"))
     choose("box_head", settings.get("box_head", "mlp"), ("mlp", "conv"))
     choose("box_loss", settings.get("box_loss", "giou"), ("giou", "smooth_l1"))
     rpn_options = _option_names(proposal_network)
     _check_options(head, settings, rpn_options + _option_names(region_stage) + _option_names(REGION_HEADS[head]))
-    pyramid = Pyramid(backbone, backbone.feature_info.channels(), width, NORM_LAYERS[norm])
+    channels = backbone.feature_info.channels()
+    pyramid = Pyramid(backbone, channels, width, NORM_LAYERS[norm], neck, **dict(neck_kwargs or {}))
     rpn = proposal_network(width, **{key: value for key, value in settings.items() if key in rpn_options})
     head_settings = {key: value for key, value in settings.items() if key not in rpn_options}
     return REGION_HEADS[head](pyramid, num_classes, transform, rpn, norm=NORM_LAYERS[norm], **head_settings)

@@ -1,6 +1,7 @@
 """Knowledge distillation (VT Sec. 5.2): loss = w * distillation + (1 - w) * cross-entropy."""
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from saccade.models.card import Preprocess, open_model, preprocess_of
+from saccade.models.card import Preprocess, preprocess_of
+from saccade.tasks.load import card_of, load
 from saccade.tasks.video import average_views
 
 
@@ -66,12 +68,16 @@ class TeacherEnsemble(nn.Module):
 
 
 def load_teacher(
-    source: str, num_classes: int, student: Preprocess, /, size: int | None = None, **kwargs: Any
+    source: str | nn.Module, num_classes: int, student: Preprocess, /, size: int | None = None, **kwargs: Any
 ) -> Teacher | TeacherEnsemble:
-    """A saccade checkpoint by path, or a pretrained timm model by name; an ensemble if separated by commas.
+    """A module, a saccade checkpoint by path, a pretrained timm model by name, or any module by the function that
+    returns it, "package.module:function"; an ensemble if separated by commas.
 
-    `size` is the teachers' image size: None for the student's, 0 for each teacher's own.
+    `size` is the teachers' image size: None for the student's, 0 for each teacher's own. `kwargs` are those of timm's
+    models and of functions.
     """
+    if isinstance(source, nn.Module):
+        return Teacher(source, num_classes, student, preprocess_of(source).size if size == 0 else size)
     names = [source] if Path(source).exists() else [name.strip() for name in source.split(",")]
     teachers = [_load_one_teacher(name, num_classes, student, size, kwargs) for name in names]
     return teachers[0] if len(teachers) == 1 else TeacherEnsemble(teachers)
@@ -81,14 +87,33 @@ def _load_one_teacher(
     source: str, num_classes: int, student: Preprocess, size: int | None, kwargs: dict[str, Any]
 ) -> Teacher:
     if Path(source).exists():
-        model, card = open_model(source)
-        size = card.preprocess.size if size == 0 else size
+        model = load(source)
+        if card_of(model).task != "classification":
+            raise ValueError(f"expected a classifier as teacher, got {card_of(model)} in {source}.")
+        size = card_of(model).preprocess.size if size == 0 else size
+    elif ":" in source and not source.startswith("hf-hub:"):
+        model = _call(source, kwargs)
     elif timm.is_model(source.partition(".")[0]):
         options: dict[str, Any] = {"pretrained": True} | kwargs
         model = timm.create_model(source, **options)
     else:
-        raise ValueError(f"expected a saccade checkpoint or the name of a timm model as teacher, got {source!r}.")
+        raise ValueError(
+            "expected a saccade checkpoint, the name of a timm model or package.module:function as teacher, "
+            f"got {source!r}."
+        )
     return Teacher(model, num_classes, student, preprocess_of(model).size if size == 0 else size)
+
+
+def _call(source: str, kwargs: dict[str, Any]) -> nn.Module:
+    """The module that "package.module:function" returns when called with `kwargs`."""
+    module, _, function = source.partition(":")
+    try:
+        model = getattr(import_module(module), function)(**kwargs)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"expected package.module:function as teacher, got {source!r} ({error}).") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"expected a torch module from {source}, got {type(model).__name__}.")
+    return model
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float = 1.0, kind: str = "soft") -> Tensor:

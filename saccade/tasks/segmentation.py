@@ -3,14 +3,13 @@
 import math
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import torch
 import torch.nn.functional as F
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
-from saccade import weights
 from saccade._extras import require
 from saccade.heads.backbone import BackboneMethods
 from saccade.heads.fpn import FPNHead
@@ -20,12 +19,12 @@ from saccade.heads.upernet import UperNetHead
 from saccade.heads.vt_fpn import vt_fpn_head
 from saccade.layers.conv import resize_like
 from saccade.layers.grid import channels_last, check_images
-from saccade.models.card import Card, read_card
 from saccade.models.checkpoint import LoadReport, convert_parts, load_checkpoint, read_state_dict
 from saccade.models.registry import choose, create_model
 from saccade.models.sparseformer import SparseFormer
+from saccade.tasks.losses import IGNORE_INDEX, class_loss, dice_loss
+from saccade.tasks.sparse_detector import init_detection_tokens
 
-IGNORE_INDEX = 255  # unlabelled mask pixels: excluded from loss and metrics
 PYRAMID_HEADS: dict[str, Callable[..., nn.Module]] = {
     "vt_fpn": vt_fpn_head,
     "fpn": FPNHead,
@@ -70,6 +69,7 @@ class Segmenter(BackboneMethods):
         self.in_chans = in_chans
         self.auxiliary_weight = auxiliary_weight
         self.ignore_index = ignore_index
+        self.pixel_loss: Callable[..., Tensor] = pixel_loss  # training may replace it by one with other options
 
     def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> logits (B, K, H, W)."""
@@ -85,9 +85,9 @@ class Segmenter(BackboneMethods):
         """The losses, and the logits (B, K, h, w) at the head's resolution."""
         check_images(images, self.in_chans)
         logits, auxiliary = self.head(self.backbone(channels_last(images)))
-        losses = {"pixels": pixel_loss(logits, masks, self.ignore_index)}
+        losses = {"pixels": self.pixel_loss(logits, masks, self.ignore_index)}
         if auxiliary is not None:
-            losses["auxiliary"] = self.auxiliary_weight * pixel_loss(auxiliary, masks, self.ignore_index)
+            losses["auxiliary"] = self.auxiliary_weight * self.pixel_loss(auxiliary, masks, self.ignore_index)
         return losses, logits
 
     def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -128,14 +128,17 @@ def create_segmenter(
 
     Args:
         num_classes: 150 (ADE20K) by default, or that of the pretrained tag.
-        pretrained: True loads the backbone's pretrained weights; a tag such as "camvid" loads an embedded segmenter,
-            whose class layers stay randomly initialised if `num_classes` differs.
+        pretrained: True loads the backbone's pretrained weights; a tag loads an embedded segmenter ("camvid") or a
+            released one ("ade20k", downloaded on first use), whose class layers stay randomly initialised if
+            `num_classes` differs.
         backbone_kwargs: options of the backbone; they override `BACKBONE_KWARGS`, the papers' options for segmentation.
         checkpoint: initial weights, of a classifier for the backbone or of a segmenter; see `load_segmenter_weights`.
     """
     choose("head", head, SEGMENTATION_HEADS)
     if isinstance(pretrained, str):
-        checkpoint, card = _embedded_segmenter(backbone, head, pretrained)
+        from saccade.tasks.released import pretrained_model  # it imports this file
+
+        checkpoint, card = pretrained_model(backbone, head, pretrained)
         num_classes = num_classes or card.num_classes
         backbone_kwargs = card.kwargs | dict(backbone_kwargs or {})
         head_kwargs = card.head_kwargs | dict(head_kwargs or {})
@@ -154,17 +157,6 @@ def create_segmenter(
     if checkpoint is not None:
         load_segmenter_weights(model, checkpoint)
     return model
-
-
-def _embedded_segmenter(backbone: str, head: str, tag: str) -> tuple[Path, Card]:
-    segmenters = {name: path for name, path in weights.embedded().items() if "+" in name}
-    path = segmenters.get(f"{backbone}+{head}.{tag}")
-    if path is None:
-        raise ValueError(
-            f"saccade ships no weights {backbone}+{head}.{tag}, only: {', '.join(segmenters) or 'none'}. "
-            "Train a segmenter (docs/segmentation.md), or pass the authors' file as checkpoint=."
-        )
-    return path, read_card(path)
 
 
 def load_segmenter_weights(model: Segmenter, source: str | os.PathLike | Mapping[str, Any]) -> LoadReport:
@@ -186,6 +178,8 @@ def pyramid_backbone(name: str, pretrained: bool = False, kwargs: Mapping[str, A
     Untyped: timm's feature extractors share no base class that declares `feature_info`.
     """
     options = {"features_only": True, "out_indices": (-4, -3, -2, -1)} | dict(kwargs or {})
+    if name.startswith("sparseformer"):
+        options.setdefault("dense", True)  # trained with the head
     try:  # the getter returns (B, C, H, W) for every model that has forward_intermediates
         return create_model(name, pretrained, feature_cls="getter", **options)
     except AttributeError:
@@ -193,24 +187,40 @@ def pyramid_backbone(name: str, pretrained: bool = False, kwargs: Mapping[str, A
 
 
 def token_backbone(name: str, pretrained: bool = False, kwargs: Mapping[str, Any] | None = None) -> Any:
-    """A SparseFormer wrapped as `TokenBackbone`."""
+    """A SparseFormer wrapped as `TokenBackbone`.
+
+    With another number of tokens than for classification they start as in detection: regions of half the image,
+    uniform over it (SparseFormer A.2).
+    """
     if not name.startswith("sparseformer"):
         raise ValueError(f"the sparse head expected a sparseformer_* backbone, got {name}.")
-    options = {"features_only": True, "dense": False} | dict(kwargs or {})
-    return create_model(name, pretrained, feature_cls=TokenBackbone, **options)
+    options = {"features_only": True} | dict(kwargs or {})
+    model: Any = create_model(name, pretrained, feature_cls=TokenBackbone, **options)
+    with torch.device("meta"):
+        classifier: Any = create_model(name)
+    if len(model.model.regions) != len(classifier.regions):
+        init_detection_tokens(model.model)
+    return model
 
 
-def pixel_loss(logits: Tensor, masks: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
-    """Mean cross-entropy over labelled pixels, at the masks' size: logits (B, K, h, w), masks (B, H, W) -> ().
+def pixel_loss(
+    logits: Tensor,
+    masks: Tensor,
+    ignore_index: int = IGNORE_INDEX,
+    weight: Tensor | None = None,
+    focal_gamma: float = 0.0,
+    dice: float = 0.0,
+) -> Tensor:
+    """Mean loss over labelled pixels, at the masks' size: logits (B, K, h, w), masks (B, H, W) -> ().
 
-    The loss of a batch without labelled pixels is 0, not 0 / 0.
+    Cross-entropy with class weights (K,), or focal loss, plus `dice` times the Dice loss.
     """
     if masks.ndim != 3 or masks.shape[0] != logits.shape[0]:
         raise ValueError(f"expected masks (B, H, W) for {logits.shape[0]} images, got {tuple(masks.shape)}.")
     masks = masks.long()
     logits = F.interpolate(logits.float(), masks.shape[1:], mode="bilinear", align_corners=False)
-    total = F.cross_entropy(logits, masks, ignore_index=ignore_index, reduction="sum")
-    return total / (masks != ignore_index).sum().clamp(min=1)
+    loss = class_loss(logits, masks, weight, focal_gamma, ignore_index=ignore_index)
+    return loss + dice * dice_loss(logits, masks, ignore_index) if dice else loss
 
 
 def segmentation_metric(num_classes: int, ignore_index: int = IGNORE_INDEX, sync: bool = True) -> Any:

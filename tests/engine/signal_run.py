@@ -1,7 +1,8 @@
-"""Run `saccade train`, sending a signal to itself at an exact point: … signal_run SIGNAL POINT STEP ARGUMENTS."""
+"""Run `saccade train`, sending a signal to its process group at an exact point: … SIGNAL POINT STEP ARGUMENTS."""
 
 import os
 import signal
+import subprocess
 import sys
 from typing import Any
 
@@ -18,7 +19,7 @@ POINTS = {
 }
 
 
-def send_signal_at(number: int, point: str, step: int) -> None:
+def send_signal_at(number: signal.Signals, point: str, step: int) -> None:
     owner, name = POINTS[point]
     original = getattr(owner, name)
 
@@ -26,7 +27,8 @@ def send_signal_at(number: int, point: str, step: int) -> None:
         result = original(self, *args, **kwargs)
         module = self.lightning_module if isinstance(self, Trainer) else self
         if module.clock.steps == step:
-            os.kill(os.getpid(), number)
+            # From another process and to the group, as `timeout` and schedulers do: loader processes receive it too
+            subprocess.run(["kill", f"-{number.value}", "--", f"-{os.getpgid(0)}"], check=True, start_new_session=True)
         return result
 
     setattr(owner, name, patched)

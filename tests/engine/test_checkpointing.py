@@ -26,11 +26,18 @@ def command_line(out: Path, *changes: str) -> list[str]:
 
 def run_python(*words: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        start_new_session=True,  # a process group of its own
+    )
 
 
 def run_with_signal(name: str, point: str, step: int, out: Path, *changes: str) -> subprocess.CompletedProcess[str]:
-    """Run `saccade train` in a process that sends itself a signal at an exact point."""
+    """Run `saccade train` in a process that sends its process group a signal at an exact point."""
     return run_python("-m", "tests.engine.signal_run", name, point, str(step), *command_line(out, *changes))
 
 
@@ -138,14 +145,20 @@ def nonempty_cells(out: Path, timed: bool = True) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.slow)])
-def test_signal_saves_and_stops(name, tmp_path):
-    stopped = run_with_signal(name, "step", 4, tmp_path)
+def test_signal_to_process_group_saves_and_stops(name, tmp_path):
+    """The signal also reaches the loader processes, which ignore it; the resumed run ends with the same weights."""
+    changes = ["data.cache=false", "data.workers=2"]
+    stopped = run_with_signal(name, "step", 4, tmp_path / "stopped", *changes)
     assert stopped.returncode == 1
-    expected = f"stopped by {name}; the checkpoint is saved. Continue with: saccade train --resume --out {tmp_path}"
-    assert expected in stopped.stderr
-    checkpoint = load_checkpoint(tmp_path)
+    assert "worker" not in stopped.stderr
+    hint = f"Continue with: saccade train --resume --out {tmp_path / 'stopped'}"
+    assert f"stopped by {name}; the checkpoint is saved. {hint}" in stopped.stderr
+    checkpoint = load_checkpoint(tmp_path / "stopped")
     assert checkpoint["saccade"]["steps"] == 4
     assert checkpoint.keys() >= {"state_dict", "optimizer_states", "callbacks", "saccade"}
+    train(recipe("data.cache=false"), tmp_path / "stopped", resume=True, progress=False)
+    train(recipe("data.cache=false"), tmp_path / "uninterrupted", progress=False)
+    assert_same_weights(tmp_path / "uninterrupted", tmp_path / "stopped")
 
 
 def test_second_sigint_stops_immediately(tmp_path, monkeypatch):
@@ -172,11 +185,11 @@ def test_checkpoint_with_other_objects_is_refused(uninterrupted, tmp_path):
 
 
 def test_two_processes_match_one_with_full_batch(tmp_path):
-    """gloo with synchronised batch norm: the same images, gradients and weights."""
+    """gloo: the same images, gradients and weights; batch norms are frozen, as their statistics are per process."""
     changes = ["augment.flip=0.5", "augment.crop=pad", "ema.decay=0.9", "optimizer.name=sgd", "optimizer.lr=0.1",
-               "data.cache=false"]  # fmt: skip
+               "data.cache=false", "regularize.freeze_norm=true"]  # fmt: skip
     one = train(recipe(*changes), tmp_path / "one", progress=False)
-    distributed = ["trainer.devices=2", "trainer.strategy=ddp", "trainer.sync_batchnorm=true"]
+    distributed = ["trainer.devices=2", "trainer.strategy=ddp"]
     done = run_python("-m", "saccade.cli", "train", *command_line(tmp_path / "two", *changes, *distributed))
     assert done.returncode == 0, done.stderr
     two = json.loads((tmp_path / "two/result.json").read_text())

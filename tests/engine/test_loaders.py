@@ -10,11 +10,12 @@ from PIL import Image
 from saccade.data.loader import Memory, MemoryLoader, Order
 from saccade.data.sources.base import DataError
 from saccade.engine.clock import Clock
-from saccade.engine.loaders import Loaders, UnreadableImages, check_path, open_sources
-from saccade.engine.recipe import Data
-from saccade.engine.train import train
+from saccade.engine.loaders import BatchStream, Loaders, Partition, UnreadableImages, open_sources, with_custom
+from saccade.engine.recipe import RecipeError, load_recipe
+from saccade.engine.train import TASKS, assemble, train
 from tests.engine.runs import recipe
 
+SCENES = ["data.path=scenes", "data.scenes=20", "data.workers=0"]
 DAMAGED = ("dark/3.jpg", "dark/7.jpg", "light/0.jpg")
 
 
@@ -64,15 +65,27 @@ def test_unreadable_images_are_counted_once_per_split():
 
 
 def test_small_images_are_cached():
-    sources = open_sources(Data(path="scenes", scenes=20, workers=0), 32, seed=0)
+    sources = open_sources(load_recipe(None, SCENES), 32)
     assert sources.train_memory.images.shape == (20, 3, 32, 32)
     assert sources.train_count == 20
-    assert open_sources(Data(path="scenes", scenes=20, cache=False), 32, seed=0).train_memory is None
+    assert open_sources(load_recipe(None, [*SCENES, "data.cache=false"]), 32).train_memory is None
+
+
+@pytest.mark.parametrize("task", ["classification", "segmentation", "detection"])
+def test_limit_takes_a_subset_of_both_splits(task):
+    head = [] if task == "classification" else ["model.head=fpn"]
+    plan = load_recipe(None, [f"task={task}", *head, *SCENES, "data.scenes=200", "data.limit=30", "data.cache=false"])
+    sources = open_sources(plan, 32)
+    assert (len(sources.train), len(sources.val)) == (30, 30 if task != "detection" else 25)
+    if task == "classification":
+        assert np.bincount(sources.train.labels).tolist() == [3] * 10, "equally many of each class"
+    again = open_sources(plan, 32)
+    assert [again.train.name(i) for i in range(30)] == [sources.train.name(i) for i in range(30)]
 
 
 def test_missing_path_names_what_is_expected():
-    with pytest.raises(DataError, match=r"^no data: give --data PATH \(a folder\)\.$"):
-        check_path(Data(), "a folder")
+    with pytest.raises(DataError, match=r"^no data: give --data PATH \(a folder or CSV list of videos"):
+        open_sources(load_recipe(None, ["task=video"]), 32)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, [0, 1, 2, 3]), (3, [3]), (4, [4, 5]), (6, [])])
@@ -82,6 +95,40 @@ def test_stream_ends_at_next_validation(steps, expected):
     clock.steps = steps
     memory = Memory(torch.zeros(4, 3, 1, 1), torch.arange(4), torch.arange(4), [])
     loader = MemoryLoader(memory, order)
-    batches = list(Loaders(order, loader, None).stream(clock, val_every=2))
+    stream = BatchStream(Loaders(order, loader, None), clock, val_every=2)
+    assert stream.steps_left() == len(expected)
+    batches = list(stream)
     every = [batch.indices.tolist() for epoch in range(3) for batch in loader.epoch(epoch)]
     assert [batch.indices.tolist() for batch in batches] == [every[step] for step in expected]
+
+
+def darken(image, *annotation):
+    """A user's augmentation, for the tests: the second argument is a mask or objects."""
+    dark = Image.fromarray(np.array(image) // 4)
+    return (dark, *annotation) if annotation else dark
+
+
+@pytest.mark.parametrize(
+    ("task", "head"), [("classification", ""), ("segmentation", "fpn"), ("detection", "mask_rcnn")]
+)
+def test_custom_augmentation_is_called_on_training_images_only(task, head):
+    changes = [f"task={task}", f"model={{name: svit_nano, head: '{head}'}}", *SCENES, "augment.crop=none",
+               "batch_size=4", "augment.distort=false", "data.image_size=32"]  # fmt: skip
+    brightness = []
+    for custom in ("", "tests.engine.test_loaders.darken"):
+        plan = load_recipe(None, [*changes, f"augment.custom={custom}", "data.cache=false"])
+        model, _, sources, preprocess = assemble(plan)
+        module = TASKS[task](model, plan, sources, preprocess, Clock(10), "")
+        loaders = module.make_loaders(Partition.of(plan, sources, torch.device("cpu")))
+        brightness.append([float(next(iter(batches)).images[0].float().mean())
+                           for batches in (loaders.train.epoch(0), loaders.val)])  # fmt: skip
+    (plain, val), (dark, same_val) = brightness
+    assert plain / 5 < dark < plain / 3.5
+    assert val == same_val
+
+
+def test_custom_augmentation_is_not_cached_and_errors_name_it():
+    plan = load_recipe(None, [*SCENES, "augment.custom=tests.engine.test_loaders.darken"])
+    assert open_sources(plan, 32).train_memory is None
+    with pytest.raises(RecipeError, match=r"augment\.custom: expected package\.function, got 'nothing\.here'"):
+        with_custom("nothing.here", None)

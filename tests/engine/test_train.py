@@ -7,8 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from saccade.engine.clock import Clock
 from saccade.engine.recipe import RecipeError
-from saccade.engine.train import differences, train
+from saccade.engine.tasks.classify import ClassificationModule
+from saccade.engine.train import assemble, differences, train, warn_if_slow
+from saccade.models.checkpoint import read_metadata
 from tests.engine.runs import recipe, rows
 
 
@@ -45,6 +48,117 @@ def test_resuming_finished_run_evaluates_again(finished):
     assert again.result["final"] == finished.result["final"]
     after = load_file(finished.out / "last.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_finished_run_is_extended(tmp_path):
+    """Three epochs more: the first rows of the log stay, and the schedule continues as that of a longer run."""
+    train(recipe("epochs=1"), tmp_path, progress=False)
+    before = rows(tmp_path)
+    run = train(out=tmp_path, resume=True, epochs=4, progress=False)
+    assert (run.result["steps"], run.result["epochs"]) == (12, 4)
+    assert rows(tmp_path)[: len(before)] == before
+    train(recipe("epochs=4"), tmp_path / "direct", progress=False)
+    rates, direct = ([row["lr"] for row in rows(out) if row["lr"]] for out in (tmp_path, tmp_path / "direct"))
+    assert rates[3:] == direct[3:]
+    with pytest.raises(RecipeError, match="cannot change epochs: it was 4 and is now 3"):
+        train(recipe("epochs=3"), tmp_path, resume=True, progress=False)
+    (tmp_path / "result.json").unlink()  # as in a run that was interrupted
+    with pytest.raises(RecipeError, match="Only a finished run can be extended"):
+        train(recipe("epochs=5"), tmp_path, resume=True, progress=False)
+
+
+def test_early_stop_ends_run_and_stays_ended(tmp_path, monkeypatch):
+    """Validation top-1 by epoch: 1, 2, 2, 1, …; the third is the best by its loss; two more validations follow."""
+    values = iter([(1.0, 9.0), (2.0, 5.0), (2.0, 4.0), (1.0, 3.0), (2.0, 4.5), (9.0, 1.0)])
+
+    def metrics(self):
+        return dict(zip(("top1", "loss"), next(values), strict=True)) | {"top5": 0.0, "calibration": 0.0}
+
+    monkeypatch.setattr(ClassificationModule, "compute_metrics", metrics)
+    changes = ["epochs=20", "trainer.early_stop=2"]
+    run = train(recipe(*changes), tmp_path, progress=False)
+    assert (run.result["steps"], run.result["best"]["step"]) == (15, 9)
+    assert train(recipe(*changes), tmp_path, resume=True, progress=False).result["steps"] == 15
+
+
+@pytest.mark.parametrize(
+    ("second", "best"),
+    [((50.0, 2.0), 6), ((50.0, 3.0), 3), ((50.0, 2.5), 6), ((49.0, 1.0), 3), ((51.0, 9.0), 6)],
+)
+def test_best_breaks_ties_by_loss_then_by_the_later(second, best, tmp_path, monkeypatch):
+    values = iter([(50.0, 2.5), second])
+
+    def metrics(self):
+        return dict(zip(("top1", "loss"), next(values), strict=True)) | {"top5": 0.0, "calibration": 0.0}
+
+    monkeypatch.setattr(ClassificationModule, "compute_metrics", metrics)
+    run = train(recipe(), tmp_path, progress=False)
+    assert run.result["best"]["step"] == best
+    assert read_metadata(run.weights)["saccade.step"] == str(best)
+
+
+def test_report_shows_the_weights_that_predict_opens(tmp_path, monkeypatch):
+    """The second validation is made worse, so that best.safetensors is from the first epoch."""
+    original = ClassificationModule.compute_metrics
+
+    def worse(self):
+        return original(self) | ({"top1": -1.0} if self.clock.steps > 3 else {})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ClassificationModule, "compute_metrics", worse)
+        run = train(recipe("optimizer.lr=0.05"), tmp_path, progress=False)
+    assert run.result["best"]["step"] == 3
+    assert run.metrics["loss"] == pytest.approx(run.result["best"]["loss"], rel=1e-4)
+    assert all(torch.equal(value, load_file(run.weights)[name]) for name, value in run.model.state_dict().items())
+
+
+def test_frozen_backbone_keeps_its_weights(tmp_path):
+    initial = {name: value.clone() for name, value in assemble(recipe()).model.state_dict().items()}
+    train(recipe("model.freeze=true", "optimizer.lr=0.1"), tmp_path, progress=False)
+    trained = load_file(tmp_path / "last.safetensors")
+    assert {name for name in trained if not torch.equal(trained[name], initial[name])} == {
+        "head.fc.weight",
+        "head.fc.bias",
+    }
+
+
+def test_long_run_is_announced(tmp_path, monkeypatch, caplog):
+    """One forward pass takes 5 s on the fake timer: 60 images x 2 epochs x 3 passes are half an hour."""
+
+    class Timer:
+        ticks = count()
+
+        def monotonic(self) -> float:
+            return 5.0 * next(self.ticks)
+
+    monkeypatch.setattr("saccade.engine.train.time", Timer())
+    for epochs, hours in ((2, None), (10, "about 2 hours on this CPU: 10 epochs of 60 images")):
+        plan = recipe(f"epochs={epochs}")
+        model, _, _, preprocess = assemble(plan)
+        warn_if_slow(model, preprocess, plan, Clock(3 * epochs, now=0.0), "cpu")
+        assert (hours in caplog.text) if hours else not caplog.text
+    assert model.training
+
+
+def test_class_weights_and_focal_loss_change_the_loss(tmp_path):
+    """Of the first step, before any weight has changed."""
+    losses = [
+        float(rows(train(recipe("epochs=1", *changes), tmp_path / str(i), progress=False).out)[0]["train_loss"])
+        for i, changes in enumerate(
+            ([], ["regularize.focal_gamma=2"], ["regularize.class_weights=balanced"],
+             ["regularize.class_weights=[1, 2, 3, 4, 5, 6, 7, 8, 9, 9]"])
+        )
+    ]  # fmt: skip
+    assert losses[1] < 0.9 * losses[0]  # (1 - p) ** 2 with p near 0.1
+    assert losses[2] == pytest.approx(losses[0], rel=1e-4)  # the scenes are balanced
+    assert losses[3] != losses[0]
+    with pytest.raises(RecipeError, match=r"expected 10 values in regularize\.class_weights, got 2"):
+        train(recipe("regularize.class_weights=[1, 2]"), tmp_path / "x", progress=False)
+
+
+def test_synchronised_batch_norm_on_cpu_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match="sync_batchnorm needs GPUs"):
+        train(recipe("trainer.sync_batchnorm=true", "trainer.devices=2"), tmp_path, progress=False)
 
 
 def test_differences_descend_into_groups_but_not_into_kwargs():

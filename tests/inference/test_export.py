@@ -19,12 +19,12 @@ from saccade.inference.export import (
     NormalizeImages,
     ResizeAndCrop,
     custom_operators,
-    describe_model,
     export_model,
 )
 from saccade.inference.export_check import TOLERANCE, check_export, check_sizes
 from saccade.inference.onnx_predict import OnnxModel
 from saccade.models.card import Preprocess
+from saccade.tasks.load import describe_model
 from tests.contract.names import IMAGE_MODELS, NANOS, VIDEO_MODELS, VIDEO_NANOS
 
 pytest.importorskip("onnx", reason="needs saccade[export]")

@@ -9,10 +9,11 @@ from PIL import Image
 from saccade.data.decode.image import read_image
 from saccade.data.synthetic.photos import photo_paths
 from saccade.data.transforms.image import eval_transform
-from saccade.inference.export import describe_model, export_model
+from saccade.inference.export import export_model
 from saccade.inference.export_check import torch_inputs
 from saccade.inference.onnx_predict import OnnxModel, centre_crop, class_areas, resize, softmax, to_array
 from saccade.models.card import Preprocess
+from saccade.tasks.load import describe_model
 from saccade.tasks.segmentation_drawing import class_areas as torch_class_areas
 from tests.inference.test_export import DETECTOR, SEGMENTER, build
 

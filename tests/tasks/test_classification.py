@@ -5,14 +5,15 @@ import timm
 import torch
 
 import saccade
-from saccade.models.card import Card, Preprocess, open_model, save_model
+from saccade.models.card import Card, Preprocess, save_model
 from saccade.tasks.classification import (
     accuracy_metrics,
     build_classifier,
-    classification_loss,
     freeze_batch_norms,
     per_class_accuracy,
 )
+from saccade.tasks.load import card_of, load
+from saccade.tasks.losses import class_loss
 
 SMALL = {"dims": (8, 16, 16, 16), "depths": (1, 1, 1, 1), "heads": (1, 1, 1, 1), "projection": 16}
 
@@ -21,24 +22,25 @@ def test_loss_smooths_labels_but_not_mixed_targets():
     logits, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0])
     smooth = torch.eye(4)[labels] * 0.9 + 0.1 / 4
     by_hand = -(smooth * logits.log_softmax(1)).sum(1).mean()
-    torch.testing.assert_close(classification_loss(logits, labels, 0.1), by_hand)
-    torch.testing.assert_close(classification_loss(logits, smooth, 0.1), by_hand)
+    torch.testing.assert_close(class_loss(logits, labels, label_smoothing=0.1), by_hand)
+    torch.testing.assert_close(class_loss(logits, smooth, label_smoothing=0.1), by_hand)
 
 
 def test_saved_model_is_opened_with_its_card(tmp_path):
     model = build_classifier("svit_nano", 3, **SMALL).eval()
     card = Card("svit_nano", 3, SMALL | {"dims": [8, 16, 16, 16]}, ["a", "b", "c"], Preprocess(48, crop_pct=0.8))
     save_model(model, tmp_path / "best.safetensors", card, step="12")
-    opened, card = open_model(tmp_path)  # the folder of a run: its best weights
+    opened = load(tmp_path)  # the folder of a run: its best weights
+    card = card_of(opened)
     assert (card.name, card.classes, card.preprocess.size, card.preprocess.crop_pct) == (
         "svit_nano", ["a", "b", "c"], 48, 0.8)  # fmt: skip
     images = torch.randn(1, 3, 32, 32)
     torch.testing.assert_close(opened(images), model(images))
     with pytest.raises(ValueError, match=r"expected best\.safetensors or last\.safetensors"):
-        open_model(tmp_path.parent)
+        load(tmp_path.parent)
     (tmp_path / "broken.safetensors").write_bytes(b"abc")
     with pytest.raises(ValueError, match="damaged"):
-        open_model(tmp_path / "broken.safetensors")
+        load(tmp_path / "broken.safetensors")
 
 
 def test_classifier_of_another_size_is_replaced(tmp_path):

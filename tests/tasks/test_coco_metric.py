@@ -9,7 +9,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from pycocotools.mask import decode
 
-from saccade.data.open import open_object_split
+from saccade.data.open import find_object_splits, open_split
 from saccade.data.sources.coco import CocoSource
 from saccade.data.sources.objects import ObjectSource
 from saccade.data.synthetic.scenes import SceneObjects
@@ -71,7 +71,7 @@ def test_metrics_equal_pycocotools(name, spoil, tmp_path):
     if name == "scenes":
         source: ObjectSource = SceneObjects(12, 96)
     elif name == "nuclei":
-        source = open_object_split(MINI, "test_rle")
+        source = open_split(MINI, "test_rle", find=find_object_splits)
     else:
         source = CocoSource(write(tmp_path), tmp_path / "train")  # gaps in the ids, a crowd, an empty image
     metric = evaluate(source, noisy_predictions(source, spoil))

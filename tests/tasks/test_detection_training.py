@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import saccade
-from saccade.data.open import open_object_split
-from saccade.data.sources.objects import ObjectSource, ObjectSubset
+from saccade.data.open import find_object_splits, open_split
+from saccade.data.sources.base import Subset
+from saccade.data.sources.objects import ObjectSource
 from saccade.data.synthetic.scenes import SceneObjects
 from saccade.data.transforms.objects import EvalObjects
 from saccade.tasks.coco_metric import CocoMetric
@@ -81,7 +82,7 @@ def test_four_scenes_are_overfitted(head, steps, options):
 
 @pytest.mark.slow
 def test_three_images_of_nuclei_are_overfitted():
-    nuclei = ObjectSubset(open_object_split(MINI, "test_rle"), [1, 2, 4])
+    nuclei = Subset(open_split(MINI, "test_rle", find=find_object_splits), [1, 2, 4])
     options = SMALL | dict(box_batch_size_per_image=64, rpn_post_nms_top_n_train=200, rpn_post_nms_top_n_test=200)
     model = make("mask_rcnn", 1, 160, **options)
     fit(model, nuclei, 60)

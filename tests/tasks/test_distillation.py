@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from saccade.engine.recipe import load_recipe
 from saccade.models.card import Card, Preprocess, preprocess_of, save_model
 from saccade.tasks.classification import build_classifier
 from saccade.tasks.distillation import Teacher, distillation_loss, load_teacher
@@ -70,7 +71,7 @@ def test_teacher_resizes_to_the_given_or_its_fixed_size(size, fixed, side):
 def test_teacher_for_other_classes_is_refused():
     with pytest.raises(ValueError, match=r"the teacher has 7 classes, the data has 10\. Choose another teacher"):
         load_teacher("resnet10t", 10, Preprocess(), pretrained=False, num_classes=7)
-    with pytest.raises(ValueError, match=r"expected a saccade checkpoint or .* as teacher, got 'x'"):
+    with pytest.raises(ValueError, match=r"expected a saccade checkpoint, .* as teacher, got 'x'"):
         load_teacher("x", 10, Preprocess())
 
 
@@ -82,6 +83,32 @@ def test_saccade_checkpoint_is_a_teacher(tmp_path):
     teacher = load_teacher(str(tmp_path / "t.safetensors"), 3, preprocess_of(model))
     images = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(teacher(images), model(images), atol=1e-5, rtol=1e-5)
+
+
+class MeanColour(nn.Module):
+    """A module of no registry: the mean colour of an image, times a gain."""
+
+    def __init__(self, gain=1.0):
+        super().__init__()
+        self.gain = gain
+
+    def forward(self, images):
+        return self.gain * images.mean((2, 3))
+
+
+@pytest.mark.shows("VT-57")
+def test_any_module_is_a_teacher():
+    """As a module from Python, and by the function that makes it from a recipe; it gets normalised images."""
+    student, images = Preprocess(32), torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(load_teacher(MeanColour(), 3, student)(images), images.mean((2, 3)))
+    changes = [f"distill.teacher={__name__}:MeanColour", "distill.kwargs.gain=2.0"]
+    distill = load_recipe(None, changes).distill
+    teacher = load_teacher(distill.teacher, 3, student, distill.image_size, **distill.kwargs)
+    torch.testing.assert_close(teacher(images), 2 * images.mean((2, 3)))
+    with pytest.raises(ValueError, match=r"expected package\.module:function as teacher, got 'nowhere:f'"):
+        load_teacher("nowhere:f", 3, student)
+    with pytest.raises(ValueError, match="expected a torch module from builtins:dict, got dict"):
+        load_teacher("builtins:dict", 3, student)
 
 
 def test_ensemble_averages_probabilities(tmp_path):

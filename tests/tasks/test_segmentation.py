@@ -77,6 +77,23 @@ def test_segmenter_fits_two_colours(head):
     assert (model.train()(images).argmax(1) == masks).float().mean() > 0.9
 
 
+@pytest.mark.shows("SF-74")
+def test_more_tokens_of_the_sparse_head_start_uniformly_over_the_image():
+    """As in detection: regions of half the image, centres uniform on [0, 1]. The classifier's number keeps its grid."""
+    torch.manual_seed(0)
+    more = saccade.create_segmenter("sparseformer_tiny", "sparse", 3, backbone_kwargs={"num_tokens": 400})
+    regions = more.backbone.model.regions
+    centre, size = (regions[:, :2] + regions[:, 2:]) / 2, regions[:, 2:] - regions[:, :2]
+    torch.testing.assert_close(size, torch.full_like(size, 0.5))
+    for axis in range(2):
+        counts = torch.histc(centre[:, axis].detach(), 4, 0, 1)
+        assert counts.sum() == 400
+        assert counts.min() > 60
+    classifier = saccade.create_model("sparseformer_tiny")
+    same = saccade.create_segmenter("sparseformer_tiny", "sparse", 3)
+    torch.testing.assert_close(same.backbone.model.regions, classifier.regions)
+
+
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="head must be one of vt_fpn, fpn, paca, upernet, sparse"):
         saccade.create_segmenter("svit_nano", "unet")
@@ -217,9 +234,7 @@ def test_paca_backbones_have_200_clusters():
     assert model.num_classes == 150
 
 
-def test_unknown_embedded_segmenter_is_named(monkeypatch):
-    files = {"svit_nano.cifar10": "a", "paca_nano+paca.camvid": "b"}
-    monkeypatch.setattr("saccade.tasks.segmentation.weights.embedded", lambda: files)
-    message = r"saccade ships no weights svit_nano\+fpn\.camvid, only: paca_nano\+paca\.camvid\."
+def test_unknown_pretrained_segmenter_is_named():
+    message = r"no weights paca_nano\+fpn\.camvid exist; of paca_nano: paca_nano\+paca\.camvid\."
     with pytest.raises(ValueError, match=message):
-        saccade.create_segmenter("svit_nano", "fpn", pretrained="camvid")
+        saccade.create_segmenter("paca_nano", "fpn", pretrained="camvid")

@@ -1,25 +1,27 @@
 """Training of classifiers of images or clips: cross-entropy, optional distillation, accuracy."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from timm.data.mixup import Mixup
+from timm.models import is_model
 from torch import Tensor, nn
 
-from saccade.data.loader import Batch, MemoryEvalLoader, seed_all
+from saccade.data.loader import Batch, seed_all
 from saccade.data.synthetic.motions import MotionSet
-from saccade.data.transforms.batch import normalize, random_erase, resize
-from saccade.engine.loaders import Loaders, Partition, batch_augment, evaluation_loader, image_loaders, open_sources
+from saccade.data.transforms.batch import BatchAugment, Policy, normalize, random_erase, resize
+from saccade.engine.loaders import Loaders, Partition, augment_options, image_loaders, open_sources
 from saccade.engine.module import TrainingModule, TrainingSetup
 from saccade.engine.recipe import Recipe, RecipeError
 from saccade.engine.report import classes_section, examples_section
 from saccade.engine.tasks.evaluate_classifier import Evaluation, evaluate_classifier
 from saccade.inference.compile import compile_options
 from saccade.models.card import Card, preprocess_of
-from saccade.tasks.classification import accuracy_metrics, build_classifier, classification_loss
+from saccade.models.registry import embedded_tag
+from saccade.tasks.classification import accuracy_metrics, build_classifier
 from saccade.tasks.distillation import distillation_loss, load_teacher
+from saccade.tasks.losses import class_loss
 
 
 class ClassificationModule(TrainingModule):
@@ -37,10 +39,15 @@ class ClassificationModule(TrainingModule):
         if distill.teacher:
             teacher = load_teacher(distill.teacher, num_classes, preprocess, distill.image_size, **distill.kwargs)
         self._unregistered = {"teacher": teacher}  # a dict, so that Lightning neither saves nor counts its parameters
+        self.weight = self.class_weights(
+            lambda: torch.from_numpy(self.sources.train.labels).bincount(minlength=num_classes)
+        )
         self.metrics = accuracy_metrics(num_classes)
         self.augment = None
         if self.sources.train_memory is not None:
-            self.augment = batch_augment(augment, preprocess.size, preprocess)
+            policy = Policy.parse(augment.auto_augment)
+            options = augment_options(augment) | {"jitter": 0.0 if policy else augment.jitter, "policy": policy}
+            self.augment = BatchAugment(preprocess.size, preprocess.mean, preprocess.std, **options)
         self.mix = None
         if augment.mixup or augment.cutmix:
             self.mix = Mixup(
@@ -68,7 +75,9 @@ class ClassificationModule(TrainingModule):
             raise RecipeError(f"model.checkpoint: no such checkpoint: {options.checkpoint}")
         try:
             with torch.device("meta"):  # opening the data needs only the model's input description
-                default = preprocess_of(build_classifier(options.name, 2, **kwargs))
+                tag = embedded_tag(options.name) if options.pretrained and is_model(options.name) else None
+                name = f"{options.name}.{tag}" if tag else options.name  # weights may have an input size of their own
+                default = preprocess_of(build_classifier(name, 2, **kwargs))
         except TypeError as error:
             raise RecipeError(f"{options.name} cannot be created with {kwargs}: {error}") from error
         data = recipe.data
@@ -82,7 +91,7 @@ class ClassificationModule(TrainingModule):
             preprocess = preprocess._replace(frames=frames, stride=data.stride)
         elif preprocess.frames:
             raise RecipeError(f"{options.name} takes clips. Train it with task: video (--set task=video).")
-        sources = open_sources(data, preprocess.size, recipe.seed, preprocess.frames)
+        sources = open_sources(recipe, preprocess.size, preprocess.frames)
         seed_all(recipe.seed)
         model = build_classifier(options.name, len(sources.classes), options.checkpoint, options.pretrained, **kwargs)
         val_preprocess = preprocess._replace(size=data.val_size or preprocess.size)
@@ -128,8 +137,9 @@ class ClassificationModule(TrainingModule):
         return self.loss(logits, targets, images), accuracy
 
     def loss(self, logits: Tensor, targets: Tensor, images: Tensor) -> Tensor:
-        loss = classification_loss(logits, targets, self.recipe.regularize.label_smoothing)
-        distill = self.recipe.distill
+        regularize, distill = self.recipe.regularize, self.recipe.distill
+        weight = None if self.weight is None else self.weight.to(logits.device)
+        loss = class_loss(logits, targets, weight, regularize.focal_gamma, regularize.label_smoothing)
         if self.teacher is None:
             return loss
         distillation = distillation_loss(logits, self.teacher(images), distill.temperature, distill.kind)
@@ -148,7 +158,7 @@ class ClassificationModule(TrainingModule):
     def update_metrics(self, model: nn.Module, batch: Batch) -> None:
         logits = model(self.val_inputs(batch.images)).float()
         self.metrics.update(logits, batch.labels)
-        self.add_val_loss(classification_loss(logits, batch.labels), len(batch.labels))
+        self.add_val_loss(class_loss(logits, batch.labels), len(batch.labels))
 
     def compute_metrics(self) -> dict[str, float]:
         values = self.metrics.compute()
@@ -156,16 +166,9 @@ class ClassificationModule(TrainingModule):
         return {"loss": self.mean_val_loss()} | percent
 
     def evaluate(self, model: nn.Module, device: torch.device) -> Evaluation:
-        data, sources = self.recipe.data, self.sources
-        preprocess = self.preprocess._replace(size=data.val_size or self.preprocess.size)
-        batches: Iterable[Batch]
-        if sources.val_memory is not None:
-            batches = MemoryEvalLoader(sources.val_memory.to(device), self.micro_batch_size)
-        else:
-            batches = evaluation_loader(
-                sources.val, preprocess, self.micro_batch_size, data.workers, device, data.views
-            )
-        return evaluate_classifier(model, batches, len(sources.classes), preprocess, device, self.autocast_dtype)
+        preprocess = self.preprocess._replace(size=self.recipe.data.val_size or self.preprocess.size)
+        batches, num_classes = self.full_validation(device), len(self.sources.classes)
+        return evaluate_classifier(model, batches, num_classes, preprocess, device, self.autocast_dtype)
 
     def report_sections(self, model: nn.Module, evaluation: Evaluation) -> list[tuple[str, str]]:
         source = self.sources.val

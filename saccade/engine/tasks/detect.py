@@ -1,5 +1,6 @@
 """Training of detectors: images and objects, the detector's losses, average precision."""
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -8,21 +9,21 @@ from torch import Tensor, nn
 
 from saccade._extras import require
 from saccade.data.decode.image import BadImage
-from saccade.data.loader import ObjectBatch, ObjectEvalLoader, ObjectLoader, seed_all
-from saccade.data.open import open_train_and_val_objects
+from saccade.data.loader import ObjectBatch, ObjectEvalLoader, ObjectLoader
+from saccade.data.open import EMBEDDED_IMAGES
 from saccade.data.sources.base import DataError
 from saccade.data.transforms.objects import TrainObjects, unpack_masks
-from saccade.engine.loaders import Loaders, Partition, Sources, UnreadableImages, check_path
-from saccade.engine.module import TrainingModule, TrainingSetup
+from saccade.engine.loaders import Loaders, Partition, open_sources, with_custom
+from saccade.engine.module import TrainingModule, TrainingSetup, assemble_with_head
 from saccade.engine.recipe import Data, Recipe
 from saccade.engine.report import classes_section, image_figure, image_grid
 from saccade.engine.tasks.evaluate_detector import ObjectEvaluation, coco_metric, evaluate_detector
 from saccade.inference.compile import compile_options
-from saccade.models.card import Card, preprocess_of
 from saccade.tasks.coco_metric import CocoMetric
 from saccade.tasks.detection import RegionDetector, SparseDetector, create_detector
 from saccade.tasks.detection_drawing import draw_detections
 
+_logger = logging.getLogger(__name__)
 SCENE_SIZE = 128  # side of the embedded scenes, unless data.image_size is set
 NUM_EXAMPLES = 6  # images per section of the report
 
@@ -44,37 +45,20 @@ class DetectionModule(TrainingModule):
 
     @classmethod
     def assemble(cls, recipe: Recipe) -> TrainingSetup:
-        seed_all(recipe.seed)
-        options, data = recipe.model, recipe.data
-        for module in ("pycocotools.cocoeval", *(("scipy.optimize",) if options.head == "sparse" else ())):
+        for module in ("pycocotools.cocoeval", *(("scipy.optimize",) if recipe.model.head == "sparse" else ())):
             require(module, "train")  # fail now, not at the first validation or matching
-        sources = open_object_sources(data, recipe.seed)
-        kwargs, head_kwargs = dict(options.kwargs), dict(options.head_kwargs)
-        if recipe.regularize.drop_path:
-            kwargs["drop_path_rate"] = recipe.regularize.drop_path
-        if options.head != "sparse" and not sources.train.has_masks:
-            head_kwargs.setdefault("masks", False)
-        model = create_detector(
-            options.name,
-            options.head,
-            len(sources.classes),
-            options.pretrained,
-            options.checkpoint,
-            backbone_kwargs=kwargs,
-            **head_kwargs,
-        )
-        preprocess = preprocess_of(model.backbone_model)._replace(size=data.image_size or SCENE_SIZE, crop_pct=1.0)
-        card = Card(
-            options.name,
-            len(sources.classes),
-            dict(options.kwargs),
-            sources.classes,
-            preprocess,
-            "detection",
-            options.head,
-            head_kwargs,
-        )
-        return TrainingSetup(model, card, sources, preprocess)
+        sources = open_sources(recipe, recipe.data.image_size or SCENE_SIZE)
+        head_kwargs = dict(recipe.model.head_kwargs)
+        if recipe.model.head != "sparse" and not sources.train.has_masks:
+            if head_kwargs.setdefault("masks", False):
+                raise DataError("model.head_kwargs has masks=true, but the objects have no masks. Set masks=false.")
+            _logger.warning("the objects have no masks: training boxes only.")
+        sizes = detector_sizes(recipe.data, recipe.augment.crop)
+
+        def create(*args: Any, head_kwargs: dict[str, Any], **kwargs: Any) -> nn.Module:
+            return create_detector(*args, **kwargs, **head_kwargs)
+
+        return assemble_with_head(recipe, sources, create, sizes.get("min_size"), sizes | head_kwargs)
 
     def compile_model(self, mode: str | None) -> None:
         """Compile the backbone only: the shapes after it change with the number of objects."""
@@ -93,7 +77,7 @@ class DetectionModule(TrainingModule):
         workers, pin = partition.workers, partition.pin
         return Loaders(
             order,
-            ObjectLoader(self.sources.train, transform, order, workers, pin),
+            ObjectLoader(self.sources.train, with_custom(augment.custom, transform), order, workers, pin),
             ObjectEvalLoader(self.sources.val, partition.images, workers, order.rank, order.world_size, pin),
         )
 
@@ -130,8 +114,7 @@ class DetectionModule(TrainingModule):
         return {name: 100 * values.get(name, 0.0) for name in self.val_metrics if name.partition("_")[0] in kinds}
 
     def evaluate(self, model: nn.Module, device: torch.device) -> ObjectEvaluation:
-        source, workers = self.sources.val, self.recipe.data.workers
-        batches = ObjectEvalLoader(source, self.micro_batch_size, workers, pin_memory=device.type == "cuda")
+        batches, source = self.full_validation(device), self.sources.val
         evaluation = evaluate_detector(model, batches, source, self.coco, device, self.autocast_dtype)
         evaluation.coco.write(self.out)
         return evaluation
@@ -172,17 +155,10 @@ class DetectionModule(TrainingModule):
         return image_grid(figures, 300)
 
 
-def open_object_sources(data: Data, seed: int) -> Sources:
-    """Open and check images with objects."""
-    train, val = open_train_and_val_objects(
-        check_path(data, "COCO JSON or a folder with it, or Parquet, or scenes"),
-        data.val_path,
-        data.val_fraction,
-        seed,
-        image_column=data.image_column,
-        scenes=data.scenes,
-        size=data.image_size or SCENE_SIZE,
-    )
-    if not len(train) or not len(val):
-        raise DataError(f"the {'training' if not len(train) else 'validation'} set is empty.")
-    return Sources(train, val, None, None, UnreadableImages(data.max_unreadable))
+def detector_sizes(data: Data, crop: str) -> dict[str, int]:
+    """Options `min_size` and `max_size` of the detector for data.image_size; empty for its own, COCO's 800 and 1333.
+
+    The longer side is at most 5 / 3 of the shorter one, or with crop="resized", which scales it, the image size.
+    """
+    size = data.image_size or (SCENE_SIZE if data.path == EMBEDDED_IMAGES else None)
+    return {} if size is None else {"min_size": size, "max_size": size if crop == "resized" else round(size * 5 / 3)}

@@ -1,7 +1,6 @@
 """Evaluation of classifiers: accuracy, calibration, confusion, and per-image losses."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -9,14 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.data.loader import Batch
-from saccade.data.open import find_video_splits, open_split
-from saccade.data.sources.base import Source, check_labels
-from saccade.data.transforms.batch import normalize, resize
-from saccade.engine.loaders import UnreadableImages, evaluation_loader
-from saccade.engine.tasks.evaluation import EvaluationBatches, check_num_classes, inference_autocast
-from saccade.models.card import Card, Preprocess, open_model
+from saccade.engine.loaders import UnreadableImages
+from saccade.engine.tasks.evaluation import EvaluationBatches
+from saccade.models.card import Preprocess
 from saccade.tasks.classification import accuracy_metrics, per_class_accuracy
-from saccade.tasks.video import average_views
+from saccade.tasks.predict import inference_autocast, predict_logits
 
 MAX_CONFUSION_CLASSES = 1000  # no confusion matrix for more
 
@@ -89,55 +85,3 @@ def evaluate_classifier(
         confidence=confidence,
         bad=reader.num_unreadable,
     )
-
-
-def predict_logits(model: nn.Module, images: Tensor, preprocess: Preprocess, flip: bool = False) -> Tensor:
-    """uint8 images or clips (B, …), or V views of each (B, V, …) -> logits (B, K).
-
-    The probabilities of views, and with `flip` of mirrored inputs, are averaged.
-    """
-    views = images.shape[1] if images.ndim > (5 if preprocess.frames > 1 else 4) else 0
-    chunks = images.flatten(0, 1).split(len(images)) if views else (images,)
-    outputs = []
-    for chunk in chunks:
-        pixels = normalize(resize(chunk.float() / 255, preprocess.size).clamp(0, 1), preprocess.mean, preprocess.std)
-        logits = model(pixels).float()
-        if flip:
-            logits = average_views(torch.stack((logits, model(pixels.flip(-1)).float()), 1))
-        outputs.append(logits)
-    logits = torch.cat(outputs)
-    return average_views(logits.unflatten(0, (-1, views))) if views else logits
-
-
-def evaluate_classifier_checkpoint(
-    checkpoint: str | Path,
-    data: str | Path,
-    split: str | None = None,
-    size: int | None = None,
-    crop_pct: float | None = None,
-    batch_size: int = 64,
-    workers: int | None = None,
-    device: str = "cpu",
-    dtype: torch.dtype | None = None,
-    max_unreadable: int = 100,
-    views: tuple[int, int] = (1, 1),
-    flip: bool = False,
-    **options: Any,
-) -> tuple[Evaluation, Card, Source]:
-    """Evaluate a weights file (saccade's or the authors') or a run folder on a data set, by the papers' protocol.
-
-    Images are resized to a shorter side of size / crop_pct and centre-cropped; both default to the file's values.
-    Classes are matched by name if both sides have names. Video models get `views` temporal clips and spatial crops.
-    """
-    model, card = open_model(checkpoint)
-    default = card.preprocess
-    preprocess = default._replace(size=size or default.size, crop_pct=crop_pct or default.crop_pct)
-    if preprocess.frames:
-        options |= {"find": find_video_splits, "frames": preprocess.frames}
-    source = open_split(data, split, card.classes or None, size=preprocess.size, **options)
-    check_num_classes(card, source.classes)
-    check_labels(source, "evaluation")
-    batches = evaluation_loader(source, preprocess, batch_size, workers, device, views)
-    unreadable = UnreadableImages(max_unreadable)
-    evaluation = evaluate_classifier(model, batches, card.num_classes, preprocess, device, dtype, unreadable, flip)
-    return evaluation, card, source

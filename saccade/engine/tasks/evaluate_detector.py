@@ -1,21 +1,18 @@
 """Evaluation of detectors: average precision of boxes and masks, and per-image detection quality."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
-from saccade.data.loader import ObjectBatch, ObjectEvalLoader
-from saccade.data.open import open_object_split
+from saccade.data.loader import ObjectBatch
 from saccade.data.sources.objects import ObjectSource
 from saccade.engine.loaders import UnreadableImages
-from saccade.engine.tasks.evaluation import EvaluationBatches, check_num_classes, inference_autocast
-from saccade.models.card import Card
+from saccade.engine.tasks.evaluation import EvaluationBatches
 from saccade.tasks.coco_metric import CocoMetric
-from saccade.tasks.open import open_task_model
+from saccade.tasks.predict import detect_objects, inference_autocast
 
 COCO_METRICS = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # of boxes and of masks, with display names
 COCO_METRICS |= {"ap_small": "AP small", "ap_medium": "AP medium", "ap_large": "AP large", "ar": "AR"}
@@ -50,8 +47,9 @@ def evaluate_detector(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     unreadable: UnreadableImages | None = None,
+    size: int | None = None,
 ) -> ObjectEvaluation:
-    """Evaluate `model` on uint8 images, with autocast to `dtype`."""
+    """Evaluate `model` on uint8 images, with autocast to `dtype`; `size` is the shorter side of its inputs."""
     model = model.to(device).eval()
     coco.reset()
     reader = EvaluationBatches(batches, unreadable)
@@ -59,7 +57,7 @@ def evaluate_detector(
     quality: list[float] = []
     for batch in reader:
         with inference_autocast(device, dtype):
-            predictions = model([image.to(device).float() / 255 for image in batch.images])
+            predictions = detect_objects(model, batch.images, device, size)
         coco.update(predictions, source.image_ids[batch.indices.numpy()].tolist())
         quality += [
             detection_quality(prediction["boxes"][prediction["scores"] >= SCORE_THRESHOLD].cpu(), target["boxes"])
@@ -79,32 +77,6 @@ def detection_quality(boxes: Tensor, true: Tensor) -> float:
     overlap = box_iou(true, boxes) >= 0.5
     detected, false = int(overlap.any(1).sum()), int((~overlap.any(0)).sum())
     return detected / (len(true) + false)
-
-
-def evaluate_detector_checkpoint(
-    checkpoint: str | Path,
-    data: str | Path,
-    split: str | None = None,
-    size: int | None = None,
-    batch_size: int = 8,
-    workers: int | None = None,
-    device: str = "cpu",
-    dtype: torch.dtype | None = None,
-    max_unreadable: int = 100,
-    max_detections: int = 100,
-    **options: Any,
-) -> tuple[ObjectEvaluation, Card, ObjectSource]:
-    """Evaluate a weights file or a run folder on a data set; `size` is the shorter side of the inputs."""
-    model, card = open_task_model(checkpoint)
-    if size is not None:
-        transform: Any = model.transform  # torchvision stores a tuple, but infers int
-        transform.min_size = (size,)
-    source = open_object_split(data, split, card.classes or None, size=card.preprocess.size, **options)
-    check_num_classes(card, source.classes)
-    batches = ObjectEvalLoader(source, batch_size, workers, pin_memory=device.startswith("cuda"))
-    coco = coco_metric(model, source, max_detections)
-    unreadable = UnreadableImages(max_unreadable)
-    return evaluate_detector(model, batches, source, coco, device, dtype, unreadable), card, source
 
 
 def coco_metric(model: nn.Module, source: ObjectSource, max_detections: int) -> CocoMetric:

@@ -1,10 +1,7 @@
-"""Shared by the evaluations of all tasks: the batch loop, autocast, class check."""
+"""Shared by the evaluations of all tasks: the batch loop, class check."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Generic, TypeVar
-
-import torch
 
 from saccade.data.sources.base import DataError
 from saccade.engine.loaders import AnyBatch, UnreadableImages
@@ -33,11 +30,6 @@ class EvaluationBatches(Generic[BatchT]):
                 yield batch
         if empty:
             raise ValueError("no image could be evaluated.")
-
-
-def inference_autocast(device: torch.device | str, dtype: torch.dtype | None) -> AbstractContextManager:
-    """Return autocast to `dtype`, or no context for None."""
-    return torch.autocast(torch.device(device).type, dtype) if dtype is not None else nullcontext()
 
 
 def check_num_classes(card: Card, classes: list[str]) -> None:

@@ -1,7 +1,6 @@
 """Training of segmenters: images and masks, pixel losses, mIoU."""
 
-from collections.abc import Iterable
-from html import escape
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,34 +10,19 @@ from PIL import Image
 from torch import Tensor, nn
 
 from saccade.data.decode.image import BadImage
-from saccade.data.loader import Batch, EvalLoader, FileLoader, MemoryEvalLoader, seed_all
-from saccade.data.open import open_train_and_val_masks
-from saccade.data.sources.base import DataError
+from saccade.data.loader import Batch, EvalLoader, FileLoader
 from saccade.data.sources.class_names import flipped_classes
-from saccade.data.sources.masks import MaskSource, load_pair, read_pair
+from saccade.data.sources.masks import load_pair, read_pair
 from saccade.data.transforms.batch import normalize
 from saccade.data.transforms.mask import EvalPair, TrainPair
 from saccade.data.transforms.mask_batch import PairAugment
-from saccade.engine.loaders import (
-    Loaders,
-    Partition,
-    Sources,
-    UnreadableImages,
-    check_path,
-    decode_sources,
-    memory_loaders,
-)
-from saccade.engine.module import TrainingModule, TrainingSetup
-from saccade.engine.recipe import Data, Recipe
-from saccade.engine.report import classes_section, image_figure, image_grid
-from saccade.engine.tasks.evaluate_segmenter import (
-    MaskEvaluation,
-    evaluate_segmenter,
-    predict_batch,
-    preprocess_images,
-)
+from saccade.engine.loaders import Loaders, Partition, memory_loaders, open_sources, with_custom
+from saccade.engine.module import TrainingModule, TrainingSetup, assemble_with_head
+from saccade.engine.recipe import Recipe
+from saccade.engine.report import classes_section, image_figure, image_grid, legend
+from saccade.engine.tasks.evaluate_segmenter import MaskEvaluation, evaluate_segmenter
 from saccade.inference.compile import compile_options
-from saccade.models.card import Card, preprocess_of
+from saccade.tasks.predict import preprocess_images, segment_batch
 from saccade.tasks.segmentation import (
     IGNORE_INDEX,
     SegmentationScores,
@@ -51,8 +35,6 @@ from saccade.tasks.segmentation_drawing import class_colours, overlay_labels
 from saccade.tasks.segmentation_inference import InferenceOptions
 
 CROP_SIZE = 512  # side of a training crop, unless data.image_size is set
-CACHE_BYTES = 4 * 2**30  # decoded data sets up to this size are cached on the device
-EVAL_BATCH = 8  # images per batch of cached validation data
 NUM_EXAMPLES = 4  # images per section of the report
 
 
@@ -68,6 +50,10 @@ class SegmentationModule(TrainingModule):
         super().__init__(*args)
         recipe, classes = self.recipe, self.sources.classes
         self.metric = segmentation_metric(len(classes))
+        regularize, weight = recipe.regularize, self.class_weights(self.count_pixels)
+        if weight is not None or regularize.focal_gamma or regularize.dice:
+            options = {"weight": weight, "focal_gamma": regularize.focal_gamma, "dice": regularize.dice}
+            self.model.pixel_loss = partial(pixel_loss, **options)
         self.inference = InferenceOptions(window=recipe.data.val_window)
         self.augment = None
         if self.sources.train_memory is not None:
@@ -76,37 +62,12 @@ class SegmentationModule(TrainingModule):
 
     @classmethod
     def assemble(cls, recipe: Recipe) -> TrainingSetup:
-        seed_all(recipe.seed)
-        options, regularize = recipe.model, recipe.regularize
         size = recipe.data.image_size or CROP_SIZE
-        kwargs, head_kwargs = dict(options.kwargs), dict(options.head_kwargs)
-        if regularize.drop_path:
-            kwargs["drop_path_rate"] = regularize.drop_path
-        if regularize.dropout:
-            head_kwargs["dropout"] = regularize.dropout
-        sources = open_mask_sources(recipe.data, size, recipe.seed)
-        model = create_segmenter(
-            options.name,
-            options.head,
-            len(sources.classes),
-            options.pretrained,
-            backbone_kwargs=kwargs,
-            head_kwargs=head_kwargs,
-            checkpoint=options.checkpoint,
-        )
-        preprocess = preprocess_of(model.backbone_model)._replace(size=size, crop_pct=1.0)
-        card = Card(
-            options.name,
-            len(sources.classes),
-            dict(options.kwargs),
-            sources.classes,
-            preprocess,
-            "segmentation",
-            options.head,
-            dict(options.head_kwargs),
-            recipe.data.val_size,
-        )
-        return TrainingSetup(model, card, sources, preprocess)
+        sources = open_sources(recipe, size)
+        head_kwargs = dict(recipe.model.head_kwargs)
+        if recipe.regularize.dropout:
+            head_kwargs["dropout"] = recipe.regularize.dropout
+        return assemble_with_head(recipe, sources, create_segmenter, size, head_kwargs)
 
     def compile_model(self, mode: str | None) -> None:
         """Compile backbone and head separately: training calls `loss`, not `forward`."""
@@ -118,13 +79,12 @@ class SegmentationModule(TrainingModule):
         if cached is not None:
             return cached
         options = augment_options(self.recipe, self.preprocess.size, sources.classes)
-        transform = TrainPair(mean=self.preprocess.mean, **options)
-        train = FileLoader(sources.train, transform, order, partition.workers, partition.pin, load_pair)
-        return Loaders(order, train, self.val_loader(partition.workers, order.rank, order.world_size, partition.pin))
-
-    def val_loader(self, workers: int | None, rank: int = 0, world: int = 1, pin: bool = False) -> EvalLoader:
-        """Return a loader of single images, because their sizes may differ."""
-        return EvalLoader(self.sources.val, EvalPair(), 1, workers, rank, world, pin, load_pair)
+        transform = with_custom(self.recipe.augment.custom, TrainPair(mean=self.preprocess.mean, **options))
+        workers, pin = partition.workers, partition.pin
+        train = FileLoader(sources.train, transform, order, workers, pin, load_pair)
+        # Single images, because their sizes may differ
+        val = EvalLoader(sources.val, EvalPair(), 1, workers, order.rank, order.world_size, pin, load_pair)
+        return Loaders(order, train, val)
 
     def prepare(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """uint8 images and masks -> augmented, normalised images (B, 3, S, S) and masks (B, S, S)."""
@@ -145,13 +105,21 @@ class SegmentationModule(TrainingModule):
             accuracy = ((labels == sampled) & valid).sum() / valid.sum().clamp(min=1)
         return torch.stack(list(losses.values())).sum(), accuracy
 
+    def count_pixels(self) -> Tensor:
+        """Return the number of pixels per class (K,) in up to 256 masks."""
+        source, num_classes = self.sources.train, len(self.sources.classes)
+        counts = torch.zeros(256, dtype=torch.long)
+        for index in np.linspace(0, len(source) - 1, min(256, len(source)), dtype=int).tolist():
+            counts += torch.from_numpy(source.read_mask(index)).flatten().bincount(minlength=256)
+        return counts[:num_classes]
+
     def reset_metrics(self) -> None:
         self.metric.reset()
 
     def update_metrics(self, model: nn.Module, batch: Batch) -> None:
         masks = batch.labels.long()
         images = preprocess_images(batch.images, self.preprocess, self.recipe.data.val_size)
-        probabilities = predict_batch(model, images, masks.shape[1:], self.inference, self.sources.classes)
+        probabilities = segment_batch(model, images, masks.shape[1:], self.inference, self.sources.classes)
         self.metric.update(probabilities.argmax(1), masks)
         self.add_val_loss(pixel_loss(probabilities.clamp(min=1e-9).log(), masks), len(masks))
 
@@ -161,12 +129,9 @@ class SegmentationModule(TrainingModule):
         return {"loss": self.mean_val_loss()} | percent
 
     def evaluate(self, model: nn.Module, device: torch.device) -> MaskEvaluation:
-        data, memory, classes = self.recipe.data, self.sources.val_memory, self.sources.classes
-        batches: Iterable[Batch] = self.val_loader(data.workers)
-        if memory is not None:
-            batches = MemoryEvalLoader(memory.to(device), EVAL_BATCH)
+        batches, classes, shorter = self.full_validation(device), self.sources.classes, self.recipe.data.val_size
         return evaluate_segmenter(
-            model, batches, classes, self.preprocess, data.val_size, self.inference, device, self.autocast_dtype
+            model, batches, classes, self.preprocess, shorter, self.inference, device, self.autocast_dtype
         )
 
     def report_sections(self, model: nn.Module, evaluation: MaskEvaluation) -> list[tuple[str, str]]:
@@ -194,7 +159,7 @@ class SegmentationModule(TrainingModule):
             array, name = np.array(image), source.name(index)
             pixels = torch.from_numpy(array).permute(2, 0, 1)[None].to(device)
             images = preprocess_images(pixels, self.preprocess, self.recipe.data.val_size)
-            probabilities = predict_batch(model, images, mask.shape, self.inference, self.sources.classes)
+            probabilities = segment_batch(model, images, mask.shape, self.inference, self.sources.classes)
             labels = probabilities.argmax(1)[0].byte().cpu().numpy()
             accuracy = f"prediction, {100 * float(evaluation.accuracy[row]):.1f} % correct"
             figures.append(image_figure(image, name, "image", 320))
@@ -203,15 +168,6 @@ class SegmentationModule(TrainingModule):
                     image_figure(Image.fromarray(overlay_labels(array, labelled, colours)), name, caption, 320)
                 )
         return image_grid(figures, 300)
-
-
-def legend(classes: list[str]) -> str:
-    """Return the colours of the classes as HTML."""
-    entries = (
-        f'<span style="white-space:nowrap"><span style="color:rgb{tuple(colour)}">■</span> {escape(name)}</span>'
-        for name, colour in zip(classes, class_colours(len(classes)).tolist(), strict=True)
-    )
-    return f'<p class="soft">{" ".join(entries)}</p>'
 
 
 def augment_options(recipe: Recipe, size: int, classes: list[str]) -> dict[str, Any]:
@@ -226,49 +182,3 @@ def augment_options(recipe: Recipe, size: int, classes: list[str]) -> dict[str, 
         "distort": augment.distort,
         "flipped_classes": flipped_classes(classes),
     }
-
-
-def open_mask_sources(data: Data, image_size: int, seed: int) -> Sources:
-    """Open and check images with masks; decode them into memory if they are small and of one size."""
-    train, val = open_train_and_val_masks(
-        check_path(data, "images and masks in folders, or Parquet, or scenes"),
-        data.val_path,
-        data.val_fraction,
-        seed,
-        layout=data.layout,
-        classes=data.classes,
-        ignore_index=data.ignore_index,
-        reduce_zero_label=data.reduce_zero_label,
-        image_column=data.image_column,
-        mask_column=data.mask_column,
-        scenes=data.scenes,
-        size=image_size,
-    )
-    unreadable = UnreadableImages(data.max_unreadable)
-    same_size = data.cache is not False and have_one_size(train, val)
-    if data.cache is True and not same_size:
-        raise DataError("data.cache=true needs images of one size, got several. Set data.cache=false.")
-    if not same_size or (data.cache == "auto" and decoded_bytes(train) + decoded_bytes(val) > CACHE_BYTES):
-        return Sources(train, val, None, None, unreadable)
-    return decode_sources(train, val, EvalPair(), unreadable, data.workers, load_pair)
-
-
-def have_one_size(*sources: MaskSource) -> bool:
-    """Return whether the images of each source have one size, judged by a sample of 32."""
-    for source in sources:
-        sample = np.unique(np.linspace(0, len(source) - 1, num=min(32, len(source)), dtype=int)).tolist()
-        sizes = set()
-        for index in sample:
-            try:
-                sizes.add(source.read(index).size)
-            except BadImage:
-                continue
-        if len(sizes) != 1:
-            return False
-    return True
-
-
-def decoded_bytes(source: MaskSource) -> int:
-    """Return the size of the decoded images and masks, if all have the size of the first."""
-    width, height = source.read(0).size
-    return len(source) * 4 * width * height

@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 import torch
 
+import saccade
 from saccade.data.sources.videos import VideoFolder
 from saccade.data.synthetic.motions import MOTIONS, MotionSet, write_motions
 from saccade.data.transforms.clips import EvalClip
 from saccade.engine.loaders import evaluation_loader
 from saccade.engine.recipe import RecipeError, load_recipe
 from saccade.engine.tasks.classify import ClassificationModule
-from saccade.engine.tasks.evaluate_classifier import evaluate_classifier, evaluate_classifier_checkpoint
+from saccade.engine.tasks.evaluate_classifier import evaluate_classifier
 from saccade.engine.train import train
-from saccade.models.card import open_model
+from saccade.tasks.load import card_of, load
 
 TINY = (
     "model={name: video_sparseformer_nano, kwargs: {inflation: 2, num_tokens: 4, focus_dim: 32, cortex_dim: 32, "
@@ -54,9 +55,10 @@ def test_rendered_clips_train(tmp_path):
     assert (result["task"], result["steps"], result["train_images"], result["final"]["count"]) == ("video", 4, 32, 8)
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/jpeg") == 8  # of 8 validation clips
-    evaluation, card, _ = evaluate_classifier_checkpoint(tmp_path, "motions", split="val", motions=32)
+    evaluation, card = saccade.evaluate(tmp_path, "motions"), card_of(load(tmp_path))
+    assert (evaluation["split"], evaluation["count"]) == ("val", 8)  # of 32 motions, as in the run's recipe
     assert (card.preprocess.frames, card.preprocess.size, card.classes) == (4, 32, MOTIONS)
-    assert evaluation.top1 == result["final"]["top1"] or evaluation.top1 == result["best"]["top1"]
+    assert evaluation["top1"] in (result["final"]["top1"], result["best"]["top1"])
 
 
 def test_unreadable_file_is_skipped(finished):
@@ -99,7 +101,8 @@ def test_erasing_uses_one_rectangle_for_all_frames(tmp_path, monkeypatch):
 @pytest.mark.shows("SF-65")
 def test_views_are_averaged(finished, motions):
     """2 x 3 views in one batch, against each view alone."""
-    model, card = open_model(finished.out)
+    model = load(finished.out)
+    card = card_of(model)
     sizes = card.preprocess
     source = VideoFolder(motions / "val", card.classes)
     batched = evaluate_classifier(model, evaluation_loader(source, sizes, 3, 0, "cpu", (2, 3)), 8, sizes)
@@ -119,7 +122,7 @@ def test_image_model_gets_middle_frame(tmp_path):
     plan = recipe(f"model={{name: sparseformer_nano, kwargs: {small}}}", "epochs=1")
     result = train(plan, tmp_path, progress=False).result
     assert result["final"]["count"] == 8
-    assert open_model(tmp_path)[1].preprocess.frames == 1
+    assert card_of(load(tmp_path)).preprocess.frames == 1
     middle = MotionSet(8, 32, 1, "val").clips([3])[0]
     assert torch.equal(middle[:, 0], MotionSet(8, 32, 5, "val").clips([3])[0, :, 2])
 
@@ -163,7 +166,8 @@ def test_video_model_uses_frame_order(tmp_path):
             "schedule.warmup_epochs=2", "trainer.val_every=8"]  # fmt: skip
     run = train(recipe(*plan), tmp_path / "video", progress=False)
     assert run.result["final"]["top1"] > 70
-    source, (model, card) = MotionSet(1024, 32, 8, "test"), open_model(run.out)
+    source, model = MotionSet(1024, 32, 8, "test"), load(run.out)
+    card = card_of(model)
     for name, opposite, least in (("left", "right", 1.0), ("up", "down", 1.0), ("zoom in", "zoom out", 0.25)):
         forth, back = (
             accuracy(model, card, source, name, name, flip) - accuracy(model, card, source, name, opposite, flip)

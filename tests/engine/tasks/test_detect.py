@@ -10,16 +10,15 @@ import pytest
 import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+from safetensors.torch import load_file
 
 import saccade
 from saccade.data.sources.base import DataError
 from saccade.data.synthetic.scenes import SceneObjects
-from saccade.engine.recipe import Recipe, RecipeError, load_recipe
-from saccade.engine.tasks.evaluate_detector import (
-    evaluate_detector_checkpoint,
-)
+from saccade.engine.recipe import Data, Recipe, RecipeError, load_recipe
+from saccade.engine.tasks.detect import detector_sizes
 from saccade.engine.train import assemble, train
-from saccade.tasks.open import open_task_model
+from saccade.tasks.load import card_of, load
 from tests.data.coco_files import write
 from tests.engine.runs import rows
 
@@ -75,7 +74,8 @@ def test_pycocotools_confirms_result_files(run, tmp_path):
 
 
 def test_weights_file_opens_as_detector(run):
-    model, card = open_task_model(run.out / "last.safetensors")
+    model = load(run.out)
+    card = card_of(model)
     assert (card.task, card.head, card.name) == ("detection", "mask_rcnn", "svit_nano")
     assert card.classes == SceneObjects.classes
     assert model.transform.min_size == (48,)
@@ -90,7 +90,7 @@ def test_detector_initialises_another_with_other_classes(run):
         "svit_nano",
         "mask_rcnn",
         3,
-        checkpoint=run.out / "last.safetensors",
+        checkpoint=run.weights,
         backbone_kwargs=recipe().model.kwargs,
         **recipe().model.head_kwargs,
     )
@@ -125,8 +125,9 @@ def test_stopped_run_ends_with_same_weights(tmp_path):
     finally:
         checkpointing.Checkpointer.save = save
     parts = train(recipe(*changes), tmp_path / "parts", resume=True, progress=False)
-    for name, value in uninterrupted.model.state_dict().items():
-        assert torch.equal(value, parts.model.state_dict()[name]), name
+    ours, theirs = load_file(parts.out / "last.safetensors"), load_file(uninterrupted.out / "last.safetensors")
+    for name, value in theirs.items():
+        assert torch.equal(value, ours[name]), name
 
 
 @pytest.mark.slow
@@ -169,10 +170,32 @@ def test_data_without_masks_gives_no_mask_head(tmp_path):
     assert built.sources.classes == ["cat", "dog", "bird"]
 
 
+@pytest.mark.parametrize("crop", ["none", "resized"])
+def test_backbone_sees_images_of_the_recipe_size(crop):
+    options = "model.head_kwargs={width: 16, norm: group}"
+    built = assemble(load_recipe(None, [TINY, options, *SMALL, "data.image_size=64", f"augment.crop={crop}"]))
+    sizes = set()
+    built.model.backbone.register_forward_pre_hook(lambda _, inputs: sizes.add(tuple(inputs[0].shape[2:])))
+    with torch.inference_mode():
+        for side in (64, 128):
+            built.model.eval()([torch.rand(3, side, side)])
+        built.model([torch.rand(3, 50, 100)])
+    assert sizes == {(64, 64), (64, 128) if crop == "none" else (32, 64)}
+    assert built.card.preprocess.size == 64
+    assert built.card.head_kwargs["min_size"] == 64
+    built = assemble(load_recipe(None, [TINY, REGIONS, *SMALL, "data.image_size=64"]))
+    assert built.card.head_kwargs["min_size"] == 48  # options of the head win
+
+
+def test_detector_without_a_size_uses_that_of_coco_or_of_the_scenes():
+    sizes = [detector_sizes(Data(path=path, image_size=side), "none") for path, side in (("a", None), ("scenes", None))]
+    assert sizes == [{}, {"min_size": 128, "max_size": 213}]
+
+
 def test_other_categories_are_refused(run, tmp_path):
     path = write(tmp_path)
     with pytest.raises(DataError, match="classes that are not in the training set: bird, cat, dog"):
-        evaluate_detector_checkpoint(run.out, path)
+        saccade.evaluate(run.out, path)
 
 
 @pytest.mark.parametrize(("head", "lacking"), [("mask_rcnn", "pycocotools"), ("sparse", "scipy")])

@@ -9,12 +9,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+import saccade
 from saccade.data.sources.base import DataError
 from saccade.engine.recipe import load_recipe
-from saccade.engine.tasks.evaluate_segmenter import evaluate_segmenter_checkpoint
 from saccade.engine.train import assemble, train
-from saccade.tasks.open import open_task_model
-from saccade.tasks.segmentation_inference import InferenceOptions
+from saccade.tasks.load import card_of, load
 from tests.engine.runs import rows
 
 TINY = "{dims: [8, 16, 16, 16], depths: [1, 1, 1, 1], heads: [1, 1, 1, 1], projection: 0, super_token: [4, 2, 1, 1]}"
@@ -48,8 +47,8 @@ def test_segmenter_trains_on_shapes(tmp_path):
                 folder = tmp_path / "set" / kind / split
                 folder.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
-    plan = recipe(f"data.path={tmp_path / 'set'}", "epochs=24", "batch_size=8", "optimizer.lr=5e-3",
-                  "schedule.warmup_epochs=0.5", "augment.resize=[0.8, 1.25]", "trainer.val_every=24")  # fmt: skip
+    plan = recipe(f"data.path={tmp_path / 'set'}", "epochs=32", "batch_size=8", "optimizer.lr=5e-3",
+                  "schedule.warmup_epochs=0.5", "augment.resize=[0.8, 1.25]", "trainer.val_every=32")  # fmt: skip
     result = train(plan, tmp_path / "run", progress=False).result
     assert result["classes"] == 2
     assert result["final"]["miou"] > 80  # predicting background everywhere scores 42
@@ -73,7 +72,8 @@ def test_run_writes_metrics_and_report(finished):
 
 
 def test_weights_file_opens_as_segmenter(finished):
-    model, card = open_task_model(finished.out)
+    model = load(finished.out)
+    card = card_of(model)
     assert (card.task, card.name, card.head, card.num_classes) == ("segmentation", "svit_nano", "fpn", 11)
     assert card.classes[:2] == ["backdrop", "disc"]
     with torch.no_grad():
@@ -81,16 +81,14 @@ def test_weights_file_opens_as_segmenter(finished):
 
 
 def test_checkpoint_evaluation_matches_run(finished):
-    evaluation, card, source = evaluate_segmenter_checkpoint(
-        finished.out / "last.safetensors", "scenes", workers=0, scenes=40
-    )
+    evaluation = saccade.evaluate(finished.out / "last.safetensors", "scenes", workers=0)
     for name in ("miou", "macc", "aacc", "loss"):
-        assert evaluation.summary()[name] == pytest.approx(finished.result["final"][name], abs=0.02)
-    assert card.classes == source.classes
-    assert evaluation.confusion.sum() == 10 * 32 * 32
-    multi_scale = InferenceOptions(window=32, scales=(1.0, 1.5), flip=True)
-    again, _, _ = evaluate_segmenter_checkpoint(finished.out, "scenes", inference=multi_scale, workers=0, scenes=40)
-    assert again.confusion.sum() == 10 * 32 * 32
+        assert evaluation[name] == pytest.approx(finished.result["final"][name], abs=0.02)
+    assert (evaluation["split"], evaluation["count"]) == ("val", 10)
+    options = {"window": 32, "scales": (1.0, 1.5), "flip": True}
+    again = saccade.evaluate(finished.out, "scenes", workers=0, **options)
+    assert again["inference"] == options | {"stride": 0}
+    assert again["miou"] != evaluation["miou"]
 
 
 def test_stopped_run_ends_with_same_weights(tmp_path):

@@ -6,7 +6,7 @@ import torch
 import saccade
 from saccade.models.card import Card, Preprocess, save_model
 from saccade.models.checkpoint import CheckpointError
-from saccade.tasks.open import identify_segmenter, open_task_model, read_task_card
+from saccade.tasks.load import card_of, identify_segmenter, load, read_task_card
 from saccade.tasks.segmentation import Segmenter
 from saccade.tasks.sparse_detector import SparseDetector
 from tests.tasks.test_segmentation_checkpoints import official_file
@@ -28,7 +28,8 @@ def assert_same_weights(opened, saved):
 def test_classifier_is_opened(tmp_path):
     model = saccade.create_model("vt_nano", num_classes=3)
     card = save(model, tmp_path / "m.safetensors", name="vt_nano")
-    opened, read = open_task_model(tmp_path / "m.safetensors")
+    opened = load(tmp_path / "m.safetensors")
+    read = card_of(opened)
     assert read == card
     assert_same_weights(opened, model)
 
@@ -39,7 +40,8 @@ def test_segmenter_is_opened_with_its_head_options(tmp_path):
     card = save(
         model, tmp_path / "best.safetensors", name="svit_nano", task="segmentation", head="fpn", head_kwargs=options
     )
-    opened, read = open_task_model(tmp_path)  # the folder of a run: its best weights
+    opened = load(tmp_path)  # the folder of a run: its best weights
+    read = card_of(opened)
     assert isinstance(opened, Segmenter)
     assert read == card
     assert_same_weights(opened, model)
@@ -50,7 +52,8 @@ def test_detector_is_opened_with_its_head_options(tmp_path):
     model = saccade.create_detector("sparseformer_nano", "sparse", 3, **options)
     fields = dict(name="sparseformer_nano", task="detection", head="sparse", head_kwargs=options)
     save(model, tmp_path / "m.safetensors", **fields)
-    opened, card = open_task_model(tmp_path / "m.safetensors")
+    opened = load(tmp_path / "m.safetensors")
+    card = card_of(opened)
     assert isinstance(opened, SparseDetector)
     assert (card.task, card.head, opened.head.count) == ("detection", "sparse", 4)
     assert_same_weights(opened, model)
@@ -60,7 +63,7 @@ def test_unknown_task_is_refused(tmp_path):
     model = saccade.create_model("vt_nano", num_classes=3)
     save(model, tmp_path / "m.safetensors", name="vt_nano", task="captioning")
     with pytest.raises(CheckpointError, match=r"expected a checkpoint for .*, got 'captioning'"):
-        open_task_model(tmp_path / "m.safetensors")
+        load(tmp_path / "m.safetensors")
 
 
 def test_authors_segmenter_is_identified_by_its_tensors(tmp_path):
