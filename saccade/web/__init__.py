@@ -1,1 +1,1 @@
-"""The web page of `saccade serve`. Only `page`, `api`, `image_input`, `server` and `style` need Gradio."""
+"""The web page of `saccade serve` and its API. `page`, `api` and `server` need the web extra."""

@@ -10,16 +10,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from saccade.explain.drawing.colours import token_colours
-from saccade.explain.drawing.figure import Figure, Panel
-from saccade.explain.drawing.overlay import blend, draw_boxes, spotlight
-from saccade.explain.figures.mosaic import paint_mosaic, strongest_tokens
-from saccade.explain.image_explanation import resolve_target
-from saccade.explain.images import load_view, normalize_images
-from saccade.explain.observe import Observation, Step, eval_mode, observe
-from saccade.explain.scores.importance import Score, gradient_importance, occlusion_importance
-from saccade.explain.subject import Subject
+from saccade.explanation.drawing.colours import token_colours
+from saccade.explanation.drawing.figure import Figure, Panel
+from saccade.explanation.drawing.overlay import blend, border_mask, draw_boxes, spotlight
+from saccade.explanation.figures.mosaic import paint_mosaic, strongest_tokens
+from saccade.explanation.image_explanation import resolve_target
+from saccade.explanation.images import normalize_images
+from saccade.explanation.observe import Observation, Step, eval_mode, observe
+from saccade.explanation.scores.importance import Score, gradient_importance, occlusion_importance
+from saccade.explanation.subject import Subject
 from saccade.tokens.trace import RegionTrace
+
+MARK = 255, 225, 60  # colour of the outline of the chosen token
+MARGIN = 0.2  # a prediction is certain if its probability is this far from chance towards 1
 
 
 @dataclass
@@ -63,10 +66,27 @@ class Inspection:
     def image(self) -> np.ndarray:
         return self.observation.view.canvas
 
+    @property
+    def doubt(self) -> str:
+        """Why the image may show none of the model's classes; empty for a certain prediction.
+
+        Decided by the largest probability (the baseline of Hendrycks and Gimpel, arXiv 1610.02136).
+        """
+        count = int(getattr(self.subject.model, "num_classes", 0) or 0)
+        if not self.predictions or not self.subject.trained or count < 2:
+            return ""
+        (_, largest), limit = self.predictions[0], 1 / count + MARGIN * (1 - 1 / count)
+        if largest >= limit:
+            return ""
+        return (
+            f"Uncertain: the most probable class has {largest:.0%}, below {limit:.0%}. The image may show none of the "
+            f"{count} classes the model knows."
+        )
+
 
 def inspect_image(subject: Subject, image: Image.Image, name: str = "image") -> Inspection:
     """Run forward once, and backward once for the importance of the tokens."""
-    view = load_view(image, subject.size, name)
+    view = subject.view(image, name)
     start = time.perf_counter()
     observation = observe(subject.model, view, subject.mean, subject.std)
     seconds = time.perf_counter() - start
@@ -97,12 +117,16 @@ def get_stage(inspection: Inspection, number: int) -> Stage:
     return inspection.stages[min(max(int(number), 1), len(inspection.stages)) - 1]
 
 
-def mosaic_image(inspection: Inspection, number: int, opacity: float = 1.0) -> np.ndarray:
-    """Return the image with every pixel in the colour of its strongest token."""
+def mosaic_image(inspection: Inspection, number: int, opacity: float = 1.0, token: int | None = None) -> np.ndarray:
+    """Return the image with every pixel in the colour of its strongest token, and the outline of one `token`."""
     stage = get_stage(inspection, number)
     labels, margin = stage.strongest_tokens
     painted = paint_mosaic(inspection.image, labels.astype(int), margin.astype(np.float64), stage.step.colour_indices)
-    return blend(inspection.image, painted, min(max(opacity, 0.0), 1.0))
+    drawn = blend(inspection.image, painted, min(max(opacity, 0.0), 1.0))
+    if token is not None:
+        drawn[border_mask(labels == token, 4)] = 0
+        drawn[border_mask(labels == token, 2)] = MARK
+    return drawn
 
 
 def token_at(inspection: Inspection, number: int, x: float, y: float) -> int:
@@ -178,6 +202,7 @@ def summarize(inspection: Inspection) -> dict[str, Any]:
         "milliseconds": round(1000 * inspection.seconds, 1),
         "tokens": inspection.stages[0].step.count,
         "pixels": int(grid[0] * grid[1]),
+        "doubt": inspection.doubt,
         "predictions": [{"class": name, "probability": round(value, 6)} for name, value in inspection.predictions],
         "stages": [
             {
@@ -204,7 +229,7 @@ def summary_sheet(inspection: Inspection, number: int, token: int) -> Image.Imag
         + f"{stage.step.count} tokens, {stage.title}.{warning}",
         [
             Panel(inspection.image, "image"),
-            Panel(mosaic_image(inspection, number), f"mosaic, {stage.title}"),
+            Panel(mosaic_image(inspection, number, token=token), f"mosaic, {stage.title}"),
             Panel(token_image(inspection, number, token), f"token {token}", colour=(red, green, blue)),
         ],
         columns=3,

@@ -1,15 +1,21 @@
-"""Start the page; the only files it serves are uploads and its own outputs."""
+"""Start the page and its API; the only files they serve are uploads and their own outputs."""
 
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from saccade._extras import require
+import gradio as gr
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
+
+from saccade.reports.page import STYLE
+from saccade.web.api import describe_health, make_api
 from saccade.web.page import build_page
 from saccade.web.service import Service
-from saccade.web.style import CSS, theme
 
 QUEUE_SIZE = 64  # further requests are rejected
+SYSTEM = ["system-ui", "-apple-system", "Segoe UI", "sans-serif"]  # nothing is fetched from other hosts
+MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "monospace"]
 
 
 class Server(NamedTuple):
@@ -32,12 +38,11 @@ def start(
     browser: bool = False,
 ) -> Server:
     """Start the page in the background and return it with its address."""
-    require("gradio", "web")
     os.environ["GRADIO_TEMP_DIR"] = str(service.folder / "uploads")  # deleted by `Service.close`
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     page = build_page(service)
     page.queue(max_size=queue_size, default_concurrency_limit=2, api_open=False)
-    _, url, _ = page.launch(
+    app, url, _ = page.launch(
         server_name=host,
         server_port=port,
         share=False,
@@ -54,8 +59,21 @@ def start(
         mcp_server=False,
         enable_monitoring=False,
         run_history=False,
-        footer_links=["api"],
+        footer_links=[],
         theme=theme(),
-        css=CSS,
+        head=f"<style>{STYLE}</style>",  # Gradio rewrites the selectors of `css`
     )
+    health = Route("/health", lambda request: JSONResponse(describe_health(service).model_dump()))
+    app.router.routes[:0] = [health, Mount("/api", make_api(service, queue_size))]  # before Gradio's own
     return Server(url, page, service)
+
+
+def theme() -> Any:
+    """Return Gradio's base theme in blue (the colour of the first token), with system fonts."""
+    blue = gr.themes.Color(
+        "#eaf4fb", "#d2e7f5", "#a8d1ec", "#79b8e0", "#4a9ed3", "#0072b2", "#00659e", "#005685", "#00466d", "#003757",
+        "#002740", name="saccade",
+    )  # fmt: skip
+    return gr.themes.Base(
+        primary_hue=blue, secondary_hue=blue, neutral_hue="slate", font=SYSTEM, font_mono=MONO, radius_size="md"
+    ).set(block_label_text_size="12px", block_shadow="none")

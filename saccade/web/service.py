@@ -10,22 +10,33 @@ import shutil
 import tempfile
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
-from PIL import Image
-
+import saccade
+from saccade.data.decode.video import VideoFile
 from saccade.data.synthetic.photos import photo_paths
-from saccade.web.catalogue import Catalogue
+from saccade.web.catalogue import TASKS, Catalogue
 from saccade.web.inspection import Inspection, inspect_image, summarize, summarize_token, summary_sheet
-from saccade.web.segmentation import Segmentation, segment_image
-from saccade.web.uploads import BadUpload, Limits, read_upload
+from saccade.web.uploads import BadUpload, Limits, check_upload, read_upload, read_video
 
 MAX_CACHED = 24  # results, a few megabytes each
 MAX_DOWNLOADS = 64  # folders on disk
+MAX_SIDE = 640  # pixels of the images that are segmented or searched for objects
+MIN_SCORE = 0.05  # of the objects that are cached; the page and the API apply their own threshold
 
 Result = TypeVar("Result")
+Prediction = saccade.Classification | saccade.Detections | saccade.Segmentation
+
+
+def above(detections: saccade.Detections, threshold: float) -> saccade.Detections:
+    """Return the objects with at least this score."""
+    keep = detections.scores >= threshold
+    masks = None if detections.masks is None else detections.masks[keep]
+    boxes, labels, scores = detections.boxes[keep], detections.labels[keep], detections.scores[keep]
+    return replace(detections, boxes=boxes, labels=labels, scores=scores, masks=masks)
 
 
 class Service:
@@ -35,6 +46,7 @@ class Service:
         self.catalogue, self.limits = catalogue, limits or Limits()
         self.model_lock = Lock()  # hooks record one forward pass at a time
         self.cache: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
+        self.cache_lock = Lock()
         self.folder = Path(folder or tempfile.mkdtemp(prefix="saccade-"))
         self.downloads: deque[Path] = deque()
         self.downloads_lock = Lock()
@@ -45,21 +57,31 @@ class Service:
         (self.folder / "photos").mkdir(parents=True, exist_ok=True)
         return {n: Path(shutil.copy(path, self.folder / "photos")) for n, path in photo_paths().items()}
 
-    def inspect(self, path: str | None, model: str) -> Inspection:
-        """Run a classifier on an image."""
+    def inspect(self, path: str | Path | None, model: str) -> Inspection:
+        """Run a classifier on an image and explain its tokens."""
 
-        def work(image: Image.Image, name: str) -> Inspection:
-            return inspect_image(self.catalogue.classifier(model), image, name)
+        def work(file: Path) -> Inspection:
+            image = read_upload(file, self.limits)
+            with self.model_lock:
+                return inspect_image(self.catalogue.subject(model), image, file.name)
 
-        return self._cached("inspect", path, model, work)
+        return self._cached("inspect", path, self.catalogue.entry(model, ("classification",)).name, work)
 
-    def segment(self, path: str | None, model: str) -> Segmentation:
-        """Run a segmenter on an image."""
+    def predict(self, path: str | Path | None, model: str, tasks: tuple[str, ...] = TASKS) -> Prediction:
+        """Run a model of any task on an image, or a video model on a video."""
+        entry = self.catalogue.entry(model, tasks)
+        options: dict[str, Any] = {"threshold": MIN_SCORE} if entry.task == "detection" else {}
 
-        def work(image: Image.Image, name: str) -> Segmentation:
-            return segment_image(*self.catalogue.segmenter(model), image, name, model)
+        def work(file: Path) -> Prediction:
+            image = (read_video if entry.task == "video" else read_upload)(file, self.limits)
+            if entry.task in ("segmentation", "detection"):
+                image.thumbnail((MAX_SIDE, MAX_SIDE))
+            with self.model_lock:
+                source: Any = VideoFile(file) if entry.task == "video" else image
+                prediction: Any = saccade.predict(self.catalogue.model(entry.name), source, **options)[0]
+            return replace(prediction, name=file.name, source=image)
 
-        return self._cached("segment", path, model, work)
+        return self._cached("predict", path, entry.name, work)
 
     def token(self, inspection: Inspection, stage: int, token: int) -> dict[str, Any]:
         """Summarize one token; runs the model once more, for the occlusion."""
@@ -74,32 +96,33 @@ class Service:
         text.write_text(json.dumps(summary, indent=1))
         return str(png), str(text)
 
-    def write_segmentation(self, segmentation: Segmentation, opacity: float) -> tuple[str, str]:
-        """Write the overlay as PNG and the areas as JSON and return the paths."""
-        png, text = self._download_paths(segmentation.name, segmentation.model)
-        Image.fromarray(segmentation.draw(opacity)).save(png)
-        summary = {"image": segmentation.name, "model": segmentation.model, "areas": segmentation.areas()}
-        text.write_text(json.dumps(summary, indent=1))
+    def write_prediction(self, prediction: Prediction, drawing: Any, model: str) -> tuple[str, str]:
+        """Write a drawing as PNG and the prediction as JSON and return the paths."""
+        png, text = self._download_paths(prediction.name, model)
+        drawing.save(png)
+        text.write_text(json.dumps(prediction.to_dict() | {"model": model}, indent=1))
         return str(png), str(text)
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _cached(self, request: str, path: str | None, model: str, work: Callable[[Image.Image, str], Result]) -> Result:
-        image = read_upload(path, self.limits)
-        assert path is not None
+    def _cached(self, request: str, path: str | Path | None, model: str, work: Callable[[Path], Result]) -> Result:
+        """Return a cached result without decoding the upload or waiting for the model, else compute it."""
+        file = check_upload(path, self.limits)
         try:
-            content = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            key = (request, hashlib.sha256(file.read_bytes()).hexdigest(), model)
         except OSError as error:
             raise BadUpload("The upload has expired. Please upload it again.") from error
-        key = (request, content, model)
-        with self.model_lock:
-            if key not in self.cache:
-                self.cache[key] = work(image, Path(path).name)
-            self.cache.move_to_end(key)
+        with self.cache_lock:
+            if key in self.cache:
+                self.cache.move_to_end(key)
+                return self.cache[key]
+        result = work(file)
+        with self.cache_lock:
+            self.cache[key] = result
             while len(self.cache) > MAX_CACHED:
                 self.cache.popitem(last=False)
-            return self.cache[key]
+        return result
 
     def _download_paths(self, image: str, model: str) -> tuple[Path, Path]:
         """Return the paths of a PNG and a JSON file in a new folder; delete the oldest folders."""

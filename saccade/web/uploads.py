@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
-from saccade.data.decode.image import DECODE_ERRORS
-from saccade.explain.images import MAX_SIDE, load_image
+from saccade.data.decode.image import DECODE_ERRORS, BadImage, read_image
+from saccade.data.decode.video import VIDEO_SUFFIXES, VideoFile, middle_frame
+from saccade.explanation.images import MAX_SIDE
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
@@ -23,20 +24,26 @@ class BadUpload(ValueError):
     """A rejected file; the message is shown to the user."""
 
 
-def read_upload(path: str | Path | None, limits: Limits = Limits()) -> Image.Image:  # noqa: B008
-    """Return the upload as an RGB image of bounded size in EXIF orientation, or raise `BadUpload`."""
+def check_upload(path: str | Path | None, limits: Limits = Limits()) -> Path:  # noqa: B008
+    """Return the path of an upload that exists, is not empty and not too large, or raise `BadUpload`."""
     if not path:
-        raise BadUpload("No image yet. Drop one, or choose a photograph.")
+        raise BadUpload("No file yet. Drop one, or choose a photograph.")
     path = Path(path)
-    name = path.name
     try:
         size = path.stat().st_size / 1e6
     except OSError as error:
         raise BadUpload("The upload has expired (after one hour). Please upload it again.") from error
     if size > limits.megabytes:
-        raise BadUpload(f"{name} has {size:.1f} MB; the limit is {limits.megabytes:g} MB. Reduce its size.")
+        raise BadUpload(f"{path.name} has {size:.1f} MB; the limit is {limits.megabytes:g} MB. Reduce its size.")
     if not size:
-        raise BadUpload(f"{name} is empty.")
+        raise BadUpload(f"{path.name} is empty.")
+    return path
+
+
+def read_upload(path: str | Path | None, limits: Limits = Limits()) -> Image.Image:  # noqa: B008
+    """Return the upload as an RGB image of bounded size in EXIF orientation, or raise `BadUpload`."""
+    path = check_upload(path, limits)
+    name = path.name
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `limits.megapixels` is checked below
@@ -49,6 +56,20 @@ def read_upload(path: str | Path | None, limits: Limits = Limits()) -> Image.Ima
     if pixels > limits.megapixels:
         raise BadUpload(f"{name} has {pixels:.0f} megapixels; the limit is {limits.megapixels:g}. Reduce its size.")
     try:
-        return load_image(path, MAX_SIDE)
-    except (*DECODE_ERRORS,) as error:
+        return read_image(path, max_side=MAX_SIDE)
+    except (BadImage, *DECODE_ERRORS) as error:
         raise BadUpload(f"{name} is damaged or incomplete.") from error
+
+
+def read_video(path: str | Path | None, limits: Limits = Limits()) -> Image.Image:  # noqa: B008
+    """Return the middle frame of a video upload that can be decoded, or raise `BadUpload`."""
+    path = check_upload(path, limits)
+    try:
+        frame = middle_frame(VideoFile(path))
+    except (BadImage, *DECODE_ERRORS) as error:
+        kinds = ", ".join(sorted(suffix[1:] for suffix in VIDEO_SUFFIXES))
+        raise BadUpload(f"{path.name} is not a video that can be decoded. Supported: {kinds}.") from error
+    if frame.width * frame.height > 1e6 * limits.megapixels:
+        raise BadUpload(f"{path.name} has too many pixels; the limit is {limits.megapixels:g} megapixels per frame.")
+    frame.thumbnail((MAX_SIDE, MAX_SIDE))
+    return frame

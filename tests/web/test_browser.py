@@ -35,7 +35,7 @@ def page(browser, server, request):
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.set_default_timeout(20_000)
     tab.goto(server.url)
-    tab.wait_for_selector("#image input[type=file]", state="attached")
+    tab.wait_for_selector("#map-a img", state="attached")  # of the example
     yield tab
     context.close()
     assert not errors
@@ -45,8 +45,14 @@ def upload(page, path):
     page.set_input_files("#image input[type=file]", str(path))
 
 
-def wait_for_predictions(page, side="a"):
-    page.wait_for_selector(f"#predictions-{side} .predictions li")
+def wait_for_predictions(page, service, path=CAT, side="a", model="svit_nano"):
+    """Wait until the classes of an image are shown."""
+    inspection = service.inspect(str(path), model)
+    shown = page.locator(f"#predictions-{side} .bars .class")
+    sync_api.expect(shown).to_have_text([name for name, _ in inspection.predictions])
+    height, width = inspection.image.shape[:2]
+    loaded = f"i => i && i.complete && i.naturalWidth === {width} && i.naturalHeight === {height}"
+    page.wait_for_function(f"({loaded})(document.querySelector('#mosaic-{side} img'))")
     page.wait_for_selector(f"#map-{side} img", state="attached")
 
 
@@ -57,32 +63,36 @@ def source(page, name):
 @pytest.mark.parametrize("page", SIZES, indirect=True)
 def test_upload_shows_predictions_and_click_selects_a_token(page, service):
     upload(page, CAT)
-    wait_for_predictions(page)
+    wait_for_predictions(page, service)
     inspection = service.inspect(CAT, "svit_nano")
     last = len(inspection.stages)
-    shown = page.locator("#predictions-a .predictions .class").all_inner_texts()
-    assert shown == [name for name, _ in inspection.predictions]
     assert f"Token {default_token(inspection, last)} of" in page.inner_text("#summary-a")
 
     mosaic = page.locator("#mosaic-a img")
     mosaic.scroll_into_view_if_needed()
     sync_api.expect(mosaic).to_be_visible()
-    before, box = source(page, "map-a"), mosaic.bounding_box()
-    # a position with another token than the one that is shown
-    positions = [(x, y) for x in (0.15, 0.5, 0.85) for y in (0.3, 0.6, 0.85)]
-    x, y = next(p for p in positions if token_at(inspection, last, *p) != default_token(inspection, last))
+    before, mosaic_before, box = source(page, "map-a"), source(page, "mosaic-a"), mosaic.bounding_box()
+    labels = inspection.stages[-1].labels
+    uniform = np.ones_like(labels, bool)  # positions at least 4 px from a border
+    for axis in (0, 1):
+        for shift in range(-4, 5):
+            uniform &= np.roll(labels, shift, axis) == labels
+    rows, columns = np.nonzero(uniform & (labels >= 0) & (labels != default_token(inspection, last)))
+    middle = np.hypot(rows - labels.shape[0] / 2, columns - labels.shape[1] / 2).argmin()
+    x, y = (columns[middle] + 0.5) / labels.shape[1], (rows[middle] + 0.5) / labels.shape[0]
     mosaic.click(position={"x": x * box["width"], "y": y * box["height"]})
     expected = token_at(inspection, last, x, y)
     page.wait_for_function(f"document.querySelector('#summary-a').innerText.startsWith('Token {expected} of')")
     page.wait_for_function(f"document.querySelector('#map-a img').src !== {before!r}")
+    page.wait_for_function(f"document.querySelector('#mosaic-a img').src !== {mosaic_before!r}")  # its outline
     assert page.input_value("#token-a input") == str(expected)
     assert "Importance rank" in page.inner_text("#summary-a")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
 
 
-def test_stage_and_opacity_redraw_the_mosaic(page):
+def test_stage_and_opacity_redraw_the_mosaic(page, service):
     upload(page, CAT)
-    wait_for_predictions(page)
+    wait_for_predictions(page, service)
     before = source(page, "mosaic-a")
     page.fill("#stage-a input[type=number]", "1")
     page.press("#stage-a input[type=number]", "Tab")
@@ -97,13 +107,10 @@ def test_stage_and_opacity_redraw_the_mosaic(page):
 @pytest.mark.parametrize("page", SIZES, indirect=True)
 def test_two_models_are_compared_on_a_photograph(page, service):
     page.locator("#photos button.thumbnail-item, #photos .thumbnail-item").nth(3).click()  # the cat
-    wait_for_predictions(page)
+    wait_for_predictions(page, service)
     page.click("#model-b input")
     page.get_by_role("option", name="vt_nano").click()
-    wait_for_predictions(page, "b")
-    first, second = (page.locator(f"#predictions-{side} .class").first.inner_text() for side in "ab")
-    assert first == service.inspect(CAT, "svit_nano").predictions[0][0]
-    assert second == service.inspect(CAT, "vt_nano").predictions[0][0]
+    wait_for_predictions(page, service, side="b", model="vt_nano")
     left, right = (page.locator(f"#pane-{side}").bounding_box() for side in "ab")
     if page.viewport_size["width"] > 1000:
         assert right["x"] > left["x"] + left["width"] / 2
@@ -111,11 +118,12 @@ def test_two_models_are_compared_on_a_photograph(page, service):
         assert right["y"] > left["y"]
 
 
-def test_downloads_are_png_and_json(page, tmp_path):
+def test_downloads_are_png_and_json(page, service, tmp_path):
     from PIL import Image
 
     upload(page, CAT)
-    wait_for_predictions(page)
+    wait_for_predictions(page, service)
+    page.wait_for_load_state("networkidle")
     for button, suffix in (("png-a", ".png"), ("json-a", ".json")):
         sync_api.expect(page.locator(f"#{button}")).to_be_enabled()
         with page.expect_download() as download:
@@ -127,17 +135,63 @@ def test_downloads_are_png_and_json(page, tmp_path):
 
 
 @pytest.mark.parametrize("page", SIZES, indirect=True)
-def test_page_rejects_a_file_that_is_not_an_image(page, tmp_path):
+def test_page_rejects_a_file_that_is_not_an_image(page, service, tmp_path):
     (tmp_path / "notes.txt").write_text("dear diary")
     upload(page, tmp_path / "notes.txt")
     sync_api.expect(page.get_by_text("notes.txt")).to_be_visible()  # Gradio's client checks the file type
-    (tmp_path / "holiday.jpg").write_text("text with the suffix of an image")
-    upload(page, tmp_path / "holiday.jpg")
     message = page.locator("#message .notice.error")
-    sync_api.expect(message).to_have_text("holiday.jpg is not an image. Supported: JPEG, PNG, WebP, GIF, BMP and TIFF.")
+    for name in ("holiday.jpg", "beach.jpg"):  # Gradio builds the component anew after its first change
+        (tmp_path / name).write_bytes(np.random.default_rng(0).bytes(20_000))
+        upload(page, tmp_path / name)
+        text = f"{name} is not an image. Supported: JPEG, PNG, WebP, GIF, BMP and TIFF."
+        sync_api.expect(message).to_have_text(text)
+        page.wait_for_selector("#image input[type=file]", state="attached")
+    assert page.locator(".toast-body").count() <= 1  # of notes.txt
     upload(page, CAT)  # the page still works
-    wait_for_predictions(page)
+    wait_for_predictions(page, service)
     sync_api.expect(message).to_have_count(0)
+
+
+def test_page_opens_with_an_analysed_example(page, service):
+    wait_for_predictions(page, service, service.photos["coffee"])
+    sync_api.expect(page.locator("#message .notice.hint")).to_contain_text("An example is shown: coffee.")
+    sync_api.expect(page.locator("#predictions-a")).to_contain_text("Randomly initialised weights")
+
+
+def test_impossible_token_gives_a_message(page, service):
+    count = service.inspect(str(service.photos["coffee"]), "svit_nano").stages[-1].step.count
+    for given in ("500", "-3"):
+        page.fill("#token-a input", given)
+        page.press("#token-a input", "Tab")
+        notice = page.locator("#summary-a .notice.error")
+        sync_api.expect(notice).to_have_text(f"expected a token from 0 to {count - 1}, got {given}.")
+    page.fill("#token-a input", "1")
+    page.press("#token-a input", "Tab")
+    sync_api.expect(page.locator("#summary-a")).to_contain_text(f"Token 1 of {count}")
+    assert page.locator(".toast-body").count() == 0
+
+
+def test_failure_of_a_model_gives_a_message(page, service, monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("/secret/path")
+
+    monkeypatch.setattr(service, "token", fail)
+    page.fill("#token-a input", "1")
+    page.press("#token-a input", "Tab")
+    toast = page.locator(".toast-body")
+    sync_api.expect(toast).to_contain_text("The model failed (RuntimeError). The server's log has the details.")
+    assert "/secret/path" not in toast.inner_text()
+    assert "/secret/path" in caplog.text
+
+
+@pytest.mark.parametrize("page", ["phone"], indirect=True)
+def test_results_come_below_the_input_on_a_phone(page):
+    tops = [
+        page.locator(name).first.bounding_box()["y"] for name in ("#image", "#photos", "#predictions-a", "#model-a")
+    ]
+    assert tops == sorted(tops)
+    assert tops[2] < 844  # on the first screen
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
 
 
 def test_page_rejects_a_large_upload(page, tmp_path):
@@ -146,9 +200,25 @@ def test_page_rejects_a_large_upload(page, tmp_path):
     sync_api.expect(page.get_by_text("size", exact=False).filter(has_text="maximum")).to_be_visible()
 
 
-def test_segmentation_tab_lists_areas(page, images):
-    page.get_by_role("tab", name="Segmentation").click()
-    page.wait_for_selector("#segment-image input[type=file]", state="attached")
-    page.set_input_files("#segment-image input[type=file]", str(images[0]))
-    page.wait_for_selector("#segment-map img")
-    assert page.locator("#segment-areas .areas li").count() >= 1
+def test_task_tabs_draw_and_list_predictions(page, images, video):
+    files = {"Segmentation": images[0], "Detection": images[0], "Video": video}
+    for title, path in files.items():
+        task = title.lower()
+        page.get_by_role("tab", name=title).click()
+        page.wait_for_selector(f"#{task}-upload input[type=file]", state="attached")
+        page.set_input_files(f"#{task}-upload input[type=file]", str(path))
+        if task == "detection":  # scores of an untrained detector
+            page.wait_for_selector("#detection-drawing img")
+            page.fill("#detection-slider input[type=number]", "0.05")
+            page.press("#detection-slider input[type=number]", "Tab")
+        page.wait_for_selector(f"#{task}-drawing img")
+        sync_api.expect(page.locator(f"#{task}-rows .bars li").first).to_be_visible()
+    sync_api.expect(page.locator("#video-rows")).to_contain_text("motions knows 2 classes of motions, 91 % top-1")
+
+
+def test_video_tab_rejects_random_bytes(page, tmp_path):
+    (tmp_path / "clip.mp4").write_bytes(np.random.default_rng(0).bytes(20_000))
+    page.get_by_role("tab", name="Video").click()
+    page.wait_for_selector("#video-upload input[type=file]", state="attached")
+    page.set_input_files("#video-upload input[type=file]", str(tmp_path / "clip.mp4"))
+    sync_api.expect(page.locator("#video-message .notice.error")).to_contain_text("clip.mp4 is not a video")

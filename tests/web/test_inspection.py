@@ -1,14 +1,18 @@
 """Predictions, maps and importance on the page agree with the model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from saccade.explain.scores.importance import occlusion_importance
-from saccade.explain.subject import load_subject
-from saccade.web import fragments
+from saccade.explanation.scores.importance import occlusion_importance
+from saccade.explanation.subject import load_subject
+from saccade.reports.page import part
+from saccade.web.catalogue import ModelEntry
 from saccade.web.inspection import (
+    MARK,
     default_token,
     get_stage,
     inspect_image,
@@ -128,17 +132,50 @@ def test_inspection_does_not_change_the_model(inspections):
     assert [list(module._forward_hooks) for module in subject.model.modules()] == hooks
 
 
-def test_fragments_escape_external_text(inspections):
+def test_chosen_token_is_outlined_on_the_mosaic(inspections):
     inspection = inspections["svit_nano"]
-    hostile = inspection.subject._replace(labels=["<script>alert(1)</script>"] * 1000)
+    plain, marked = mosaic_image(inspection, 1), mosaic_image(inspection, 1, token=5)
+    labels = get_stage(inspection, 1).labels
+    changed = (plain != marked).any(-1)
+    outline = (marked == MARK).all(-1)
+    assert outline.any()
+    assert outline.sum() < changed.sum()
+    inside = labels == 5
+    eroded = inside.copy()
+    for axis in (0, 1):
+        for step in (-1, 1):
+            eroded &= np.roll(inside, 5 * step, axis)
+    assert not changed[eroded].any()  # only near its border
+
+
+def test_doubt_is_decided_by_the_largest_probability(inspections):
+    inspection = inspections["svit_nano"]
+    assert inspection.doubt == ""  # untrained: the page says so instead
+    subject = inspection.subject._replace(trained=True)
+    classes = inspection.subject.model.num_classes
+    limit = 1 / classes + 0.2 * (1 - 1 / classes)
+    low = replace(inspection, subject=subject, predictions=[("cat", limit - 0.01)])
+    assert low.doubt.startswith(f"Uncertain: the most probable class has {limit - 0.01:.0%}, below {limit:.0%}.")
+    assert f"none of the {classes} classes" in low.doubt
+    assert summarize(low)["doubt"] == low.doubt
+    assert replace(low, predictions=[("cat", limit)]).doubt == ""
+
+
+def test_parts_escape_external_text(inspections):
+    hostile = inspections["svit_nano"].subject._replace(labels=["<script>alert(1)</script>"] * 1000)
     changed = inspect_image(hostile, Image.new("RGB", (64, 64)), "<img src=x>")
+    entry = ModelEntry("<script>", "", "classification", True, "2 classes of <script>")
     for html in (
-        fragments.predictions_list(changed),
-        fragments.token_summary(summarize_token(changed, 1, 0)),
-        fragments.notice("<script>"),
+        part("result", entry, changed.predictions, "<script>", "<script>"),
+        part("token", summarize_token(changed, 1, 0)),
+        part("notice", "<script>"),
     ):
         assert "<script>" not in html
         assert "&lt;script&gt;" in html
-    assert "Randomly initialised" in fragments.predictions_list(inspection)
-    trained = inspect_image(hostile._replace(trained=True), Image.new("RGB", (64, 64)))
-    assert "Randomly initialised" not in fragments.predictions_list(trained)
+
+
+def test_result_says_what_the_model_knows():
+    entry = ModelEntry("mine", "", "classification", True, "200 classes of Tiny-ImageNet-200, 47 % top-1")
+    html = part("result", entry, [("cat", 0.5)])
+    assert "mine knows 200 classes of Tiny-ImageNet-200, 47 % top-1, and nothing else." in html
+    assert "Randomly initialised" in part("result", entry._replace(trained=False), [("cat", 0.5)])

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 pytest.importorskip("gradio", reason="the page needs the web extra: pip install 'saccade[web]'")
 import httpx
-from gradio_client import Client, handle_file
 
 from saccade.web.catalogue import Catalogue
 from saccade.web.inspection import summarize
@@ -54,23 +52,20 @@ def test_concurrent_requests_get_their_own_results(process, tmp_path):
     with weights_in(SHIPPED):  # as in the server process
         direct = Service(Catalogue(models=["svit_nano"]), folder=str(tmp_path / "direct"))
         expected = [summarize(direct.inspect(str(path), "svit_nano")) for path in paths]
-    local = threading.local()
+    http = httpx.Client(base_url=output["url"], timeout=120)
 
     def request(number: int):
-        if not hasattr(local, "client"):
-            local.client = Client(output["url"], verbose=False)
         index = number % IMAGES
-        return index, local.client.predict(handle_file(str(paths[index])), "svit_nano", api_name="/inspect")
+        parameters = {"model": "svit_nano", "name": paths[index].name}
+        response = http.post("api/tokens", params=parameters, content=paths[index].read_bytes())
+        return index, response.json()
 
     def disconnect(url: str):
         """Send requests and disconnect without reading the results."""
-        with httpx.Client(base_url=url, timeout=60) as http:
+        with httpx.Client(base_url=url, timeout=60) as client:
             for path in paths[:20]:
-                with open(path, "rb") as file:
-                    (uploaded,) = http.post("gradio_api/upload", files={"files": (path.name, file)}).json()
-                data = [{"path": uploaded, "meta": {"_type": "gradio.FileData"}}, "svit_nano"]
-                event = http.post("gradio_api/call/inspect", json={"data": data}).json()["event_id"]
-                with http.stream("GET", f"gradio_api/call/inspect/{event}"):
+                parameters = {"model": "svit_nano"}
+                with client.stream("POST", "api/tokens", params=parameters, content=path.read_bytes()):
                     pass
 
     with ThreadPoolExecutor(CLIENTS + 1) as pool:

@@ -6,18 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
+import saccade
 from saccade.data.synthetic.photos import photo_paths
-from saccade.tasks.open import open_task_model
 from saccade.web import catalogue as catalogues
-from saccade.web import fragments
 from saccade.web import service as services
 from saccade.web.catalogue import Catalogue, list_entries
 from saccade.web.inspection import summarize
-from saccade.web.segmentation import segment_image
-from saccade.web.service import Service
+from saccade.web.service import Service, above
 from saccade.web.uploads import BadUpload, Limits
 from tests.web.conftest import make_image
 from tests.weights.folder import SHIPPED, load_tool, make_run, weights_in
@@ -37,14 +34,14 @@ def test_catalogue_lists_checkpoints_then_embedded_weights(tmp_path, segmenter):
             catalogue = Catalogue([str(run), str(segmenter), str(run / "best.safetensors")])
             assert catalogue.names() == ["mine", "best", "svit_nano.tiny_imagenet", *catalogues.FAMILIES[1:]]
             assert catalogue.names("segmentation") == ["streets"]
-            embedded = catalogue.classifier("svit_nano.tiny_imagenet")
+            embedded = catalogue.subject("svit_nano.tiny_imagenet")
             assert (embedded.trained, embedded.labels[0], embedded.size) == (True, "tabby", 64)
-            assert catalogue.classifier("svit_nano") is embedded  # the tag is optional
-            assert not catalogue.classifier("paca_nano").trained
+            assert catalogue.subject("svit_nano") is embedded  # the tag is optional
+            assert not catalogue.subject("paca_nano").trained
             with pytest.raises(ValueError, match="unknown model 'nonsense'"):
-                catalogue.classifier("nonsense")
+                catalogue.subject("nonsense")
             with pytest.raises(ValueError, match="unknown model '/etc/passwd'"):
-                catalogue.segmenter("/etc/passwd")
+                catalogue.model("/etc/passwd")
             assert list_entries(models=["svit_nano"])[0].trained
     with pytest.raises(ValueError, match="unknown model 'resnet50'"):
         list_entries(models=["resnet50"])
@@ -56,7 +53,7 @@ def test_embedded_segmenter_finds_the_sky(tmp_path):
         service = Service(Catalogue(), folder=str(tmp_path))
         assert service.catalogue.names() == [f"{name}.tiny_imagenet" for name in catalogues.FAMILIES]
         assert service.catalogue.names("segmentation") == ["paca_nano+paca.camvid"]
-        segmentation = service.segment(str(photo_paths()["camera"]), "paca_nano+paca")
+        segmentation = service.predict(str(photo_paths()["camera"]), "paca_nano+paca")
     assert segmentation.areas()[0]["name"] == "sky"
     above, below = segmentation.labels[:150] == 0, segmentation.labels[-150:] == 0  # of 512 rows
     assert above.mean() > 0.7
@@ -67,9 +64,9 @@ def test_models_are_loaded_on_use_and_unloaded_by_age(monkeypatch):
     monkeypatch.setattr(catalogues, "MAX_LOADED", 1)
     catalogue = Catalogue(models=["svit_nano", "vt_nano"])
     assert not catalogue.loaded
-    first = catalogue.classifier("svit_nano")
-    assert catalogue.classifier("svit_nano") is first
-    catalogue.classifier("vt_nano")
+    first = catalogue.subject("svit_nano")
+    assert catalogue.subject("svit_nano") is first
+    catalogue.subject("vt_nano")
     assert list(catalogue.loaded) == ["vt_nano"]
 
 
@@ -85,6 +82,13 @@ def test_results_are_cached_by_image_content(service, images, tmp_path, monkeypa
     assert len(service.cache) == 3
 
 
+def test_cached_result_needs_neither_decoding_nor_the_model(service, images, monkeypatch):
+    inspection = service.inspect(str(images[0]), "svit_nano")
+    monkeypatch.setattr(services, "read_upload", lambda *_: pytest.fail("the upload was decoded again"))
+    with service.model_lock:  # another request runs the model
+        assert service.inspect(str(images[0]), "svit_nano") is inspection
+
+
 def test_threads_get_their_own_results(service, images):
     """Hooks on a model would record concurrent forward passes of other threads."""
     alone = [summarize(service.inspect(str(path), "svit_nano")) for path in images[:6]]
@@ -97,23 +101,58 @@ def test_threads_get_their_own_results(service, images):
     assert len({json.dumps(result["stages"]) for result in alone}) == 6
 
 
-def test_segmentation_is_that_of_the_model(service, segmenter, tmp_path):
+def test_prediction_is_that_of_saccade_predict(service, segmenter, detector, tmp_path):
     path = make_image(tmp_path / "street.png", 5, (64, 96))
-    segmentation = service.segment(str(path), "streets")
-    model, card = open_task_model(segmenter)
-    expected = segment_image(model, card, Image.open(path).convert("RGB"))
-    np.testing.assert_array_equal(segmentation.labels, expected.labels)
-    assert segmentation.labels.shape == (64, 96)
-    assert sum(row["share"] for row in segmentation.areas()) == pytest.approx(1, abs=1e-4)
-    np.testing.assert_array_equal(np.array(segmentation.palette_image()), segmentation.labels)
-    assert not np.array_equal(segmentation.draw(0.2), segmentation.draw(0.9))
-    html = fragments.areas_list([row | {"name": "<b>tree"} for row in segmentation.areas()])
-    assert "<b>tree" not in html
+    segmentation = service.predict(str(path), "streets")
+    np.testing.assert_array_equal(segmentation.labels, saccade.predict(str(segmenter), path)[0].labels)
+    assert (segmentation.name, segmentation.labels.shape) == ("street.png", (64, 96))
+    path.unlink()
+    assert segmentation.draw(0.2) != segmentation.draw(0.9)  # the upload is not read again
+    path = make_image(path, 5, (64, 96))
+    objects = service.predict(str(path), "shapes")
+    expected = saccade.predict(str(detector), path, threshold=0.05)[0]
+    np.testing.assert_allclose(objects.boxes, expected.boxes, atol=1e-3)
+    limit = float(objects.scores.median())
+    assert above(objects, limit).scores.min() >= limit
+    assert 0 < len(above(objects, limit)) < len(objects)
+    classes = service.predict(str(path), "svit_nano").classes
+    assert classes == saccade.predict(service.catalogue.model("svit_nano"), path)[0].classes
+
+
+def test_video_is_classified(service, video_model, video):
+    prediction = service.predict(str(video), "motions")
+    assert prediction.classes == saccade.predict(str(video_model), video)[0].classes
+    assert {entry.name for entry in prediction.classes} == {"left", "right"}
+    assert prediction.image.size == (64, 48)
+
+
+def test_video_model_rejects_an_image_and_random_bytes(service, images, tmp_path):
+    (tmp_path / "clip.mp4").write_bytes(np.random.default_rng(0).bytes(5000))
+    with pytest.raises(BadUpload, match=r"^clip\.mp4 is not a video that can be decoded\. Supported: 3gp, avi"):
+        service.predict(str(tmp_path / "clip.mp4"), "motions")
+    with pytest.raises(BadUpload, match=r"clip\.mp4 is not an image"):
+        service.predict(str(tmp_path / "clip.mp4"), "svit_nano")
+
+
+def test_entries_say_what_models_know(service):
+    entries = service.catalogue.entries
+    assert entries["motions"] == (
+        "motions",
+        entries["motions"].source,
+        "video",
+        True,
+        "2 classes of motions, 91 % top-1",
+    )
+    assert entries["streets"].knows == "3 classes"
+    with weights_in(SHIPPED):
+        descriptions = {entry.name: entry.knows for entry in list_entries()}
+    assert descriptions["svit_nano.tiny_imagenet"] == "200 classes of Tiny-ImageNet-200, 47 % top-1"
+    assert descriptions["paca_nano+paca.camvid"] == "11 classes of CamVid, 60 % mIoU"
 
 
 def test_segmentation_size_is_bounded(service, tmp_path):
     Image.new("RGB", (2000, 1000), "green").save(tmp_path / "wide.png")
-    assert service.segment(str(tmp_path / "wide.png"), "streets").labels.shape == (320, 640)
+    assert service.predict(str(tmp_path / "wide.png"), "streets").labels.shape == (320, 640)
 
 
 def test_downloads_have_plain_names_and_expire(service, images, monkeypatch):
@@ -127,9 +166,10 @@ def test_downloads_have_plain_names_and_expire(service, images, monkeypatch):
     assert summary["token"]["token"] == 0
     assert summary["predictions"] == summarize(inspection)["predictions"]
     assert len([path for path in service.folder.iterdir() if path.name.startswith("tmp")]) == 2
-    png, text = service.write_segmentation(service.segment(str(images[0]), "streets"), 0.5)
+    prediction = service.predict(str(images[0]), "streets")
+    png, text = service.write_prediction(prediction, prediction.draw(), "streets")
     assert Image.open(png).size == (80, 64)
-    assert json.loads(Path(text).read_text())["areas"]
+    assert json.loads(Path(text).read_text())["classes"]
 
 
 def test_bad_upload_loads_no_model(segmenter, tmp_path):
@@ -142,13 +182,11 @@ def test_bad_upload_loads_no_model(segmenter, tmp_path):
     assert not (tmp_path / "files").exists()
 
 
-def test_video_model_is_rejected(tmp_path):
-    import saccade
-    from saccade.models.card import Card, Preprocess, save_model
-
-    torch.manual_seed(0)
-    model = saccade.create_model("video_sparseformer_nano", num_classes=2)
-    card = Card("video_sparseformer_nano", 2, {}, ["a", "b"], Preprocess(64, frames=8))
-    save_model(model, tmp_path / "video.safetensors", card)
-    with pytest.raises(ValueError, match="got a video classification model"):
-        Catalogue([str(tmp_path / "video.safetensors")])
+def test_registered_video_model_is_offered_for_videos(video):
+    catalogue = Catalogue(models=["video_sparseformer_nano"])
+    assert (catalogue.names(), catalogue.names("video")) == ([], ["video_sparseformer_nano"])
+    service = Service(catalogue)
+    assert len(service.predict(str(video), "video_sparseformer_nano").classes) == 5
+    with pytest.raises(ValueError, match="unknown model 'video_sparseformer_nano'"):
+        service.inspect(str(video), "video_sparseformer_nano")
+    service.close()

@@ -65,7 +65,7 @@ def test_file_size_and_pixels_are_limited(tmp_path):
 
 
 def test_missing_and_expired_uploads_are_rejected():
-    with pytest.raises(BadUpload, match="No image yet"):
+    with pytest.raises(BadUpload, match="No file yet"):
         read_upload(None)
     with pytest.raises(BadUpload, match="upload it again"):
         read_upload("/nowhere/cat.jpg")
