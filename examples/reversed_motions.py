@@ -9,7 +9,7 @@ import torch
 
 from saccade.data.synthetic.motions import MOTIONS, MotionSet
 from saccade.data.transforms.batch import normalize
-from saccade.models.card import open_model
+from saccade.tasks.load import card_of, load
 
 OPPOSITE = {"left": "right", "up": "down", "zoom in": "zoom out"}
 OPPOSITE |= {second: first for first, second in OPPOSITE.items()} | {"rotate": "rotate", "still": "still"}
@@ -26,7 +26,8 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=128, help="clips per class")
     args = parser.parse_args()
     try:
-        model, card = open_model(args.run)
+        model = load(args.run)
+        card = card_of(model)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     preprocess = card.preprocess

@@ -10,48 +10,72 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from saccade import models as models
-    from saccade.explain.explanation import explain as explain
-    from saccade.explain.hooks.record import record
+    from saccade.engine.evaluate import evaluate
+    from saccade.explanation.explain import explain
+    from saccade.explanation.hooks.record import record
     from saccade.inference.optimize import optimize
+    from saccade.models.card import Card
     from saccade.models.checkpoint import LoadReport, convert_official, load_checkpoint, save_checkpoint
     from saccade.models.registry import create_model, list_models
     from saccade.models.sparseformer_v2 import bootstrap
     from saccade.tasks.detection import create_detector
+    from saccade.tasks.load import load
+    from saccade.tasks.predict import predict
+    from saccade.tasks.results import Classification, ClipPrediction, Detections, Predictions, Segmentation
     from saccade.tasks.segmentation import create_segmenter
 
 __all__ = [
+    "Card",
+    "Classification",
+    "ClipPrediction",
+    "Detections",
     "LoadReport",
+    "Predictions",
+    "Segmentation",
     "bootstrap",
     "convert_official",
     "create_detector",
     "create_model",
     "create_segmenter",
+    "evaluate",
     "explain",
     "list_models",
+    "load",
     "load_checkpoint",
     "optimize",
+    "predict",
     "record",
     "save_checkpoint",
 ]
 
 _MODULES = {
+    "Card": "saccade.models.card",
+    "Classification": "saccade.tasks.results",
+    "ClipPrediction": "saccade.tasks.results",
+    "Detections": "saccade.tasks.results",
     "LoadReport": "saccade.models.checkpoint",
+    "Predictions": "saccade.tasks.results",
+    "Segmentation": "saccade.tasks.results",
     "bootstrap": "saccade.models.sparseformer_v2",
     "convert_official": "saccade.models.checkpoint",
     "create_detector": "saccade.tasks.detection",
     "create_model": "saccade.models.registry",
     "create_segmenter": "saccade.tasks.segmentation",
+    "evaluate": "saccade.engine.evaluate",
+    "explain": "saccade.explanation.explain",
     "list_models": "saccade.models.registry",
+    "load": "saccade.tasks.load",
     "load_checkpoint": "saccade.models.checkpoint",
     "optimize": "saccade.inference.optimize",
-    "record": "saccade.explain.hooks.record",
+    "predict": "saccade.tasks.predict",
+    "record": "saccade.explanation.hooks.record",
     "save_checkpoint": "saccade.models.checkpoint",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("explain", "models"):  # packages; `saccade.explain` is callable
-        return import_module(f"saccade.{name}")
+    if name == "models":
+        return import_module("saccade.models")
     if name == "__version__":
         from saccade._extras import package_version
 

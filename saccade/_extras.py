@@ -1,5 +1,6 @@
-"""Import optional dependencies where they are used; the error names the extra to install."""
+"""Import optional dependencies where they are used; the error names the extra to install. Names of files as text."""
 
+import os
 from importlib import import_module
 from types import ModuleType
 
@@ -14,6 +15,11 @@ def require(module: str, extra: str) -> ModuleType:
         raise ImportError(
             f"{module.partition('.')[0]} is not installed. Run pip install 'saccade[{extra}]'."
         ) from error
+
+
+def printable(path: str | os.PathLike) -> str:
+    """A file name as text that can be written: bytes that are not UTF-8 become \\xff."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def package_version() -> str:

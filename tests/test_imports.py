@@ -31,22 +31,22 @@ PACKAGES = {
     "tokens": Rule("pixels to tokens and back, one mechanism per file; traces", ("layers", "ops")),
     "models": Rule("one family per file; registry, checkpoints, cards", ("layers", "ops", "tokens")),
     "heads": Rule("features or tokens to raw outputs", ("layers", "ops", "tokens")),
-    "tasks": Rule("what outputs mean: loss, decoding, metric", ("heads", "layers", "models")),
+    "tasks": Rule("what outputs mean: loss, decoding, metric, prediction", ("data", "heads", "layers", "models")),
     "data": Rule("files to batches"),
-    "reports": Rule("HTML skeleton, stylesheet and charts"),
+    "reports": Rule("HTML templates, stylesheet and charts"),
     "inference": Rule(
         "whole-model transformations: folding, casting, CUDA graphs, export",
         ("data", "heads", "layers", "models", "ops", "tasks"),
     ),
-    "benchmark": Rule("cost and speed", ("inference", "models", "tasks", "tokens.trace")),
+    "benchmark": Rule("cost and speed", ("inference", "models", "reports", "tasks", "tokens.trace")),
     "engine": Rule("recipes, training, evaluation", ("benchmark", "data", "inference", "models", "tasks", "reports")),
-    "explain": Rule(
+    "explanation": Rule(
         "`saccade.record`, figures, scores",
         ("data", "layers", "models", "ops.enabled", "reports", "tasks", "tokens.trace"),
     ),
 }
 EVERYTHING = {"__init__", "cli", "web"}  # may import all packages; no package imports cli or web
-LEAVES = {"_extras", "weights"}  # import nothing of saccade; every package may import them
+LEAVES = {"_extras", "_files", "weights"}  # import nothing of saccade; every package may import them
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -97,7 +97,7 @@ def test_package_does_not_choose_implementations(package):
                 assert f"{path.relative_to(PACKAGE)}: {line.strip()}" in ALLOWED_DECISIONS, f"{path}: {line.strip()}"
 
 
-HEAVY = "matplotlib lightning torchmetrics gradio jsonargparse pyarrow onnx skimage scipy rich"
+HEAVY = "matplotlib jinja2 lightning torchmetrics gradio jsonargparse pyarrow onnx skimage scipy rich"
 
 
 def loaded_by(statement: str) -> set[str]:

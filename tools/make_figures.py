@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import saccade
 from saccade.data.synthetic.photos import photo_paths
-from saccade.explain.drawing.figure import Figure
+from saccade.explanation.drawing.figure import Figure
 
 OUT = Path(__file__).parent.parent / "docs/figures"
 FIGURES = {  # file: photograph, model, figure, panel width in pixels

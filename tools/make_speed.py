@@ -72,8 +72,9 @@ saccade bench vt_resnet50 resnet50 --optimize both --memory-format contiguous ch
 
 All cases are interleaved in one run, so that other load on the machine affects all of them alike; compare the ratios.
 The spread is half the interquartile range. TFLOP/s count two operations per multiply-add, three times as many in
-training; the ceiling is a large matrix product in the same dtype on the same machine. `--out DIR` writes JSON and a
-plot; this page shows the results in `benchmarks/results`.
+training; the ceiling is a large matrix product in the same dtype on the same machine. A spread above 20 % is marked
+with "!". `--out DIR` writes JSON, an HTML page and a plot: accuracy for the models measured at the image size of their
+published accuracy, or cost with `--scaling`. This page shows the results in `benchmarks/results`.
 """
 
 # Commits of results that were measured with the kernels of saccade/kernels, before these moved to saccade/ops.
@@ -157,17 +158,19 @@ def by_size(rows: list[dict]) -> str:
 def draw() -> None:
     """Plot accuracy against CUDA-graph throughput for tables, and cost against image size for scaling runs."""
     from saccade.benchmark.plot import plot_accuracy, plot_scaling
-    from saccade.models.paper import COMPARED, REPORTED
+    from saccade.reports.charts import to_png
 
-    accuracy = {name: paper.top1 for name, paper in REPORTED.items() if paper.top1} | COMPARED
     for path in sorted(RESULTS.glob("*.json")):
         document = json.loads(path.read_text())
         rows, title = document["rows"], f"{document['machine']['device']}, {document['machine']['date']}"
         if is_table(rows):
             graph_rows = [row for row in rows if row["column"] == "CUDA graph"]
-            plot_accuracy(graph_rows, accuracy, f"{title}: CUDA graph, batch 128, 224 px", path.with_suffix(".png"))
+            chart = plot_accuracy(graph_rows, f"{title}: CUDA graph, batch 128, 224 px")
         elif is_scaling(rows):
-            plot_scaling(rows, f"{title}: {describe_run(rows[0])}, batch {rows[0]['batch']}", path.with_suffix(".png"))
+            chart = plot_scaling(rows, f"{title}: {describe_run(rows[0])}, batch {rows[0]['batch']}")
+        else:
+            continue
+        path.with_suffix(".png").write_bytes(to_png(chart))
 
 
 def pivot(rows: list[dict]) -> str:

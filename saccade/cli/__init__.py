@@ -1,23 +1,28 @@
 """The command line: one file per command.
 
-A command file defines `HELP` (one line), `EXAMPLE` (a command that works), `add_arguments(parser)` and
-`run(args) -> int`. It imports torch and the rest of the package inside `run`: `saccade --help` imports neither. A
-command that can do without torch also defines `needs_torch(args) -> bool`.
+A command file defines `HELP` (one line), `EXAMPLE` (a command that works), `FLAGS` (the shared flags it uses),
+`add_arguments(parser)` and `run(args) -> int`. It imports torch and the rest of the package inside `run`: `saccade
+--help` imports neither. A command that can do without torch also defines `needs_torch(args) -> bool`.
 """
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any
 
-COMMANDS = ("models", "train", "eval", "predict", "explain", "bench", "export", "convert", "serve", "demo")
+COMMANDS = ("models", "train", "eval", "predict", "explain", "bench", "export", "convert", "pull", "serve", "demo")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `saccade …` and return the exit code: 0 done, 1 failed, 2 wrong usage."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names that are not UTF-8
     args = make_parser().parse_args(argv)
     try:
         if args.needs_torch(args):
@@ -52,26 +57,29 @@ def make_parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(sub)
-        add_shared_flags(sub)
+        add_shared_flags(sub, module.FLAGS)
         sub.set_defaults(entry=module.run, needs_torch=getattr(module, "needs_torch", lambda args: True))
     return parser
 
 
-def add_shared_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags every command has, unless the command defines the flag itself."""
-    defined = parser._option_string_actions
-    if "--out" not in defined:
-        parser.add_argument("--out", metavar="DIR", help="output folder")
-    if "--set" not in defined:
-        parser.add_argument(
-            "--set", metavar="KEY=VALUE", action="append", default=[], help="override a setting; may be repeated"
-        )
-    if "--device" not in defined:
-        parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, …; auto: a GPU if there is one")
-    if "--seed" not in defined:
-        parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
-    if "--json" not in defined:
-        parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+SHARED_FLAGS: dict[str, dict[str, Any]] = {
+    "out": {"metavar": "DIR", "help": "output folder"},
+    "set": {
+        "metavar": "KEY=VALUE",
+        "action": "append",
+        "default": [],
+        "help": "override a setting; may be repeated",
+    },
+    "device": {"default": "auto", "help": "cpu, cuda, cuda:1, …; auto: a GPU if there is one"},
+    "seed": {"type": int, "default": 0, "help": "random seed (default: 0)"},
+}
+
+
+def add_shared_flags(parser: argparse.ArgumentParser, flags: Sequence[str]) -> None:
+    """Add the shared flags that a command uses, and --json; others are refused by the parser."""
+    for name in flags:
+        parser.add_argument(f"--{name}", **SHARED_FLAGS[name])
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
 
 
 def add_renamed_flag(parser: argparse.ArgumentParser, old: str, new: str) -> None:
@@ -119,6 +127,22 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
         except (ValueError, SyntaxError):
             options[key] = value
     return options
+
+
+@contextmanager
+def progress_bar(title: str, args: argparse.Namespace) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar with the time left on a terminal: a function of the number done and the total, or None without one."""
+    if args.json or not sys.stderr.isatty():
+        yield None
+        return
+    from saccade._extras import require
+
+    progress = require("rich.progress", "train")
+    console = require("rich.console", "train").Console(stderr=True)
+    columns = ("[progress.description]{task.description}", progress.BarColumn(), progress.MofNCompleteColumn())
+    with progress.Progress(*columns, progress.TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def print_json(document: Any) -> None:

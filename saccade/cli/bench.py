@@ -11,9 +11,12 @@ from typing import Any
 
 HELP = "measure speed, memory and cost of saccade's and timm's models in one interleaved run"
 EXAMPLE = "saccade bench svit_small swin_tiny_patch4_window7_224 --batch 8 --mode inference train"
+FLAGS = ("out", "set", "device")  # of the shared ones
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 RUNS, FORMATS = ("eager", "compiled", "cuda_graph", "compiled_graph"), ("contiguous", "channels_last")
 CONDITIONS = ("size", "batch", "mode", "compiled", "dtype", "channels_last", "optimized", "cuda_graph")
+COLUMNS = ("px", "n", "run", "images/s", "±%", "ratio", "G", "TFLOP/s", "top%", "MiB")
+MAX_SPREAD = 0.2  # relative to the median; a larger one is flagged
 SCALING_SIZES = (224, 320, 448, 640, 896, 1024)
 
 
@@ -80,13 +83,13 @@ def run(args: argparse.Namespace) -> int:
         "ceilings": {dtype: ceiling._asdict() for dtype, ceiling in ceilings.items()},
         "rows": rows,
     }
-    files = write_results(document, args) if args.out else []
     if args.json:
         print_json(document)
-        return 0
-    print_table(document)
-    for file in files:
-        print(f"wrote {file}")
+    else:
+        print_table(document)
+    for file in write_results(document, args) if args.out else []:  # after the measurements are printed
+        if not args.json:
+            print(f"wrote {file}")
     return 0
 
 
@@ -161,28 +164,40 @@ def add_ratios(rows: list[dict[str, Any]], baseline: str) -> None:
 
 
 def write_results(document: dict[str, Any], args: argparse.Namespace) -> list[Path]:
-    from saccade.benchmark.plot import plot_accuracy, plot_scaling
-    from saccade.models.paper import COMPARED, REPORTED
+    """Write the measurements as JSON and as one HTML page, and the plot as PNG; returns the paths."""
+    from saccade.benchmark.plot import plot_accuracy, plot_scaling, published_accuracy
+    from saccade.explanation.drawing.figure import write_atomic
+    from saccade.reports.charts import to_png, to_svg
+    from saccade.reports.page import render
 
-    machine, folder = document["machine"], Path(args.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    machine, rows = document["machine"], document["rows"]
     card = "-".join(machine["device"].split()[:3]).lower().replace("(r)", "").replace("/", "")
     stem = args.name or f"{machine['date']}-{card}-{'scaling' if args.scaling else '-'.join(args.mode)}"
-    target = folder / f"{stem}.json"
-    temporary = target.with_name(f".{target.name}")
-    temporary.write_text(json.dumps(document, indent=1))
-    temporary.replace(target)
     title = f"{machine['device']}, torch {machine['torch']}, {machine['date']}"
-    files = [target]
+    chart, note = None, ""
     if args.scaling:
-        files.append(plot_scaling(document["rows"], title, folder / f"{stem}.png"))
-    else:
-        accuracy = {name: paper.top1 for name, paper in REPORTED.items() if paper.top1} | COMPARED
-        first = document["rows"][0]
-        same = [row for row in document["rows"] if all(row[key] == first[key] for key in CONDITIONS)]
-        plot = plot_accuracy(same, accuracy, title, folder / f"{stem}.png")
-        files += [plot] if plot else []
-    return files
+        chart = plot_scaling(rows, title)
+    elif first := next((row for row in rows if published_accuracy(row) is not None), None):
+        chart = plot_accuracy([row for row in rows if all(row[key] == first[key] for key in CONDITIONS)], title)
+        note = (
+            f"Accuracy is published, speed measured: {describe_run(first)}, {first['size']} px, batch {first['batch']}."
+        )
+    page = render(
+        "benchmark.html",
+        **document,
+        chart=chart and to_svg(chart),
+        note=note,
+        noisy=noisy(rows),
+        limit=f"{MAX_SPREAD:.0%}",
+        heads=("model", *COLUMNS),
+        cells=[table_row(row) for row in rows],
+        numeric=range(1, len(COLUMNS) + 1),
+        legend=describe_ceilings(document),
+    )
+    files: dict[str, str | bytes] = {"json": json.dumps(document, indent=1), "html": page}
+    if chart:
+        files["png"] = to_png(chart)
+    return [write_atomic(Path(args.out) / f"{stem}.{suffix}", content) for suffix, content in files.items()]
 
 
 def print_table(document: dict[str, Any]) -> None:
@@ -190,28 +205,44 @@ def print_table(document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    machine = document["machine"]
-    ceilings = ", ".join(f"{d} {c['tflops']:.2f} TFLOP/s" for d, c in document["ceilings"].items())
-    caption = f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ceiling {ceilings}"
-    table = Table(box=box.SIMPLE_HEAD, caption=caption, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, caption=describe_ceilings(document), padding=(0, 1, 0, 0))
     table.add_column("model", no_wrap=True)
-    for column in ("px", "n", "run", "images/s", "±%", "ratio", "G", "TFLOP/s", "top%", "MiB"):
+    for column in COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     for row in document["rows"]:
-        table.add_row(
-            row["model"],
-            str(row["size"]),
-            str(row["batch"]),
-            describe_run(row),
-            f"{row['images_per_second']:.1f}",
-            f"{100 * row['spread']:.0f}",
-            f"{row['ratio']:.2f}",
-            f"{row['madds'] / 1e9:.2f}",
-            f"{row['tflops']:.2f}",
-            f"{100 * row['fraction_of_ceiling']:.0f}",
-            "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f}",
-        )
+        table.add_row(*table_row(row))
     Console(width=max(112, Console().width)).print(table)
+    if names := noisy(document["rows"]):
+        print(f"spread above {MAX_SPREAD:.0%}, measure again with more --rounds: {', '.join(names)}")
+
+
+def table_row(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a measurement: the model, then `COLUMNS`."""
+    return (
+        row["model"],
+        str(row["size"]),
+        str(row["batch"]),
+        describe_run(row),
+        f"{row['images_per_second']:.1f}",
+        f"{100 * row['spread']:.0f}" + "!" * (row["spread"] > MAX_SPREAD),
+        f"{row['ratio']:.2f}",
+        f"{row['madds'] / 1e9:.2f}",
+        f"{row['tflops']:.2f}",
+        f"{100 * row['fraction_of_ceiling']:.0f}",
+        "–" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f}",
+    )
+
+
+def noisy(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the models of measurements whose spread is above `MAX_SPREAD`."""
+    return list(dict.fromkeys(row["model"] for row in rows if row["spread"] > MAX_SPREAD))
+
+
+def describe_ceilings(document: dict[str, Any]) -> str:
+    """Return the device, threads, torch version and peak throughput, as below the table."""
+    machine = document["machine"]
+    ceilings = ", ".join(f"{d} {c['tflops']:.2f} TFLOP/s" for d, c in document["ceilings"].items())
+    return f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; ceiling {ceilings}"
 
 
 def describe_run(row: dict[str, Any]) -> str:

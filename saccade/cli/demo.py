@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 HELP = "run all four families on the bundled photographs, train one for a minute, write one HTML page"
 EXAMPLE = "saccade demo --out demo"
+FLAGS = ("out", "device", "seed")  # of the shared ones
 EXPLAINED = ("cat", "coffee")  # photographs with a full report and a column in the table
 PANEL_WIDTH = 400  # pixels, in the overview
 
@@ -72,12 +73,11 @@ def run_family(family: Family, out: Path, device: str, seed: int) -> dict[str, A
     """Run one family on all photographs: its table row, its overview column and its section of the page."""
     from saccade.data.decode.image import read_image
     from saccade.data.synthetic.photos import photo_paths
-    from saccade.explain.drawing.figure import Panel
-    from saccade.explain.drawing.overlay import downscale
-    from saccade.explain.explanation import explain
-    from saccade.explain.overview import Column
-    from saccade.explain.report import figure_html
-    from saccade.explain.subject import load_subject
+    from saccade.explanation.drawing.figure import Panel
+    from saccade.explanation.drawing.overlay import downscale
+    from saccade.explanation.explain import explain
+    from saccade.explanation.report import figure_section, thumbnail
+    from saccade.explanation.subject import load_subject
     from saccade.web.inspection import Stage, inspect_image, mosaic_image
 
     start, photos = time.perf_counter(), photo_paths()
@@ -91,15 +91,15 @@ def run_family(family: Family, out: Path, device: str, seed: int) -> dict[str, A
         predictions[name] = [{"class": label, "probability": round(value, 4)} for label, value in top]
         times.append(inspection.seconds)
         text = [f"{label} {value:.0%}" for label, value in top[:3]]
-        originals.append(Panel(downscale(inspection.image, PANEL_WIDTH), name))
+        originals.append(thumbnail(Panel(downscale(inspection.image, PANEL_WIDTH), name)))
         mosaic = downscale(mosaic_image(inspection, len(stages)), PANEL_WIDTH)
-        panels.append(Panel(mosaic, text[0] if text else "", "\n".join(text[1:])))
+        panels.append(thumbnail(Panel(mosaic, text[0] if text else "", "\n".join(text[1:]))))
     pixels = prod(stages[0].step.trace.size)
     explained = explain(
         [photos[photo] for photo in EXPLAINED], family.model, importance=("gradient",), device=device, seed=seed
     )
     page = explained.save(out / family.model)
-    figures = "".join(figure_html(shrink(image.figures[family.figure])) for image in explained.images)
+    figures = [figure_section(shrink(image.figures[family.figure])) for image in explained.images]
     row = {
         "model": family.model,
         "trained": subject.trained,
@@ -114,16 +114,12 @@ def run_family(family: Family, out: Path, device: str, seed: int) -> dict[str, A
         "page": f"{family.model}/{page.name}",
     }
     note = f"{stages[0].step.count} tokens for {pixels:,} pixels"
-    section = (
-        f'<section class="image"><h2>{family.model}</h2><p><a href="{row["page"]}">full report</a></p>'
-        f"{figures}</section>"
-    )
-    return {"row": row, "originals": originals, "column": Column(family.model, note, panels), "section": section}
+    return {"row": row, "note": note, "originals": originals, "panels": panels, "figures": figures}
 
 
 def shrink(figure: Any) -> Any:
     """Resize the panels of a figure to their size on the page, to limit the file size."""
-    from saccade.explain.drawing.overlay import downscale
+    from saccade.explanation.drawing.overlay import downscale
 
     width = max(240, 1240 // min(figure.columns, len(figure.panels)))
     return figure._replace(panels=[panel._replace(image=downscale(panel.image, width)) for panel in figure.panels])
@@ -134,7 +130,6 @@ def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> 
     import shutil
 
     from saccade import weights
-    from saccade.engine.recipe import load_recipe
     from saccade.engine.train import train as run_training
 
     folder, pretrained = out / "training", weights.find(TRAINED_MODEL) is not None
@@ -144,83 +139,66 @@ def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> 
     if not folder.exists():
         folder.mkdir(parents=True)
         marker.touch()
-    changes = [
-        f"model={{name: {TRAINED_MODEL}, pretrained: {str(pretrained).lower()}}}",
-        "data.path=scenes",
-        "batch_size=32",
-        f"trainer.max_minutes={minutes}",
-        f"seed={seed}",
-    ]
-    finished = run_training(load_recipe(None, changes), folder, False, device, "saccade demo", progress)
+    finished = run_training(
+        out=folder,
+        model=TRAINED_MODEL,
+        data="scenes",
+        device=device,
+        progress=progress,
+        command="saccade demo",
+        pretrained=pretrained,
+        epochs=10,
+        batch=32,
+        lr=1e-3,
+        seed=seed,
+        trainer={"max_minutes": minutes},
+    )
     if not finished.result:
         return None
     best, chance = finished.result["best"]["top1"], 100 / finished.result["classes"]
-    return {"top1": best, "chance": chance, "pretrained": pretrained, "page": "training/report.html"}
+    page = "training/report.html"
+    return {"model": TRAINED_MODEL, "top1": best, "chance": chance, "pretrained": pretrained, "page": page}
 
 
-def write_page(results: list[dict[str, Any]], trained: dict[str, Any] | None, out: Path) -> Path:
+def write_page(families: list[dict[str, Any]], trained: dict[str, Any] | None, out: Path) -> Path:
     """Write index.html: overview, table, training result and one section per family."""
-    from saccade.explain.drawing.figure import write_atomic
-    from saccade.explain.overview import STYLE, overview
-    from saccade.reports.page import document, table
+    from saccade.explanation.drawing.figure import write_atomic
+    from saccade.reports.page import render
 
-    rows = [result["row"] for result in results]
-    heads = ["model", "M parameters", *EXPLAINED, "ms per image", "tokens", "pixels"]
+    rows = [family["row"] for family in families]
+    heads = ("model", "M parameters", *EXPLAINED, "ms per image", "tokens", "pixels")
     cells = [
-        [
-            f'<a href="{row["page"]}">{row["model"]}</a>',
+        (
+            row["model"],
             f"{row['params'] / 1e6:.1f}",
             *(top_prediction(row, photo) for photo in EXPLAINED),
             f"{row['milliseconds']:.0f}",
             f"{row['tokens']}",
             f"{row['pixels']:,}",
-        ]
+        )
         for row in rows
     ]
-    training = ""
-    if trained:
-        start = "from its embedded weights" if trained["pretrained"] else "from scratch"
-        training = (
-            f"<h2>Training</h2><p>A short run {start} on rendered scenes: <code>{TRAINED_MODEL}</code> reaches "
-            f"{trained['top1']:.0f} % top-1; chance is {trained['chance']:.0f} %. "
-            f'<a href="{trained["page"]}">Training report</a>.</p>'
-        )
-    body = (
-        f"<style>{STYLE}</style><main>"
-        '<h1 class="large">A few tokens instead of every pixel</h1>'
-        '<p class="lead">Four families of vision models on the same photographs. Each groups pixels into a few tokens '
-        "and relates the tokens. Every pixel has the colour of its strongest token.</p>"
-        + weights_notice(rows)
-        + overview(results[0]["originals"], [result["column"] for result in results])
-        + "<h2>Measurements</h2>"
-        + table(heads, cells, (1, 4, 5, 6))
-        + training
-        + "".join(result["section"] for result in results)
-        + "</main>"
-    )
-    return write_atomic(out / "index.html", document("saccade: a few tokens instead of every pixel", body))
+    numeric = (1, *range(len(heads) - 3, len(heads)))
+    values = {"heads": heads, "cells": cells, "numeric": numeric, "notice": weights_notice(rows)}
+    return write_atomic(out / "index.html", render("demo.html", families=families, trained=trained, **values))
 
 
 def weights_notice(rows: list[dict[str, Any]]) -> str:
-    """Return a paragraph on which models are trained and which are randomly initialised."""
+    """Return which models are trained and which are randomly initialised."""
     untrained = [row["model"] for row in rows if not row["trained"]]
     if len(untrained) == len(rows):
         return (
-            '<p class="warn">All models are randomly initialised: the figures show how they group pixels, not what '
-            "they have learned. Predictions are omitted.</p>"
+            "All models are randomly initialised: the figures show how they group pixels, not what they have learned. "
+            "Predictions are omitted."
         )
-    text = '<p class="soft">Small models trained for minutes on small images; predictions are shown as they are.'
-    if untrained:
-        text += f" Randomly initialised, predictions omitted: {', '.join(untrained)}."
-    return text + "</p>"
+    text = "Small models trained for minutes on small images; predictions are shown as they are."
+    return text + (f" Randomly initialised, predictions omitted: {', '.join(untrained)}." if untrained else "")
 
 
 def top_prediction(row: dict[str, Any], photo: str) -> str:
     """Return the most probable class of a photograph, or "untrained"."""
-    from html import escape
-
     predictions = row["predictions"].get(photo)
-    return f"{escape(predictions[0]['class'])} {predictions[0]['probability']:.0%}" if predictions else "untrained"
+    return f"{predictions[0]['class']} {predictions[0]['probability']:.0%}" if predictions else "untrained"
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

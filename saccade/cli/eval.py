@@ -1,23 +1,17 @@
 """`saccade eval`: evaluate a checkpoint on a data set with the metrics of its task."""
 
 import argparse
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from saccade.cli.task_options import SEGMENTATION, Options, add_inference_arguments, check_options
+from saccade.cli.task_options import add_inference_arguments
 
 HELP = "evaluate a checkpoint: accuracy and calibration, mIoU or AP, and per class; by the papers' protocol"
 EXAMPLE = """saccade eval runs/first --data scenes
          saccade eval svit_small.pth --data imagenet/ --split val --size 384 --crop-pct 1.0
          saccade eval runs/masks --data ade20k/ --scales 0.5 0.75 1 1.25 1.5 1.75 --flip
          saccade eval runs/boxes --data coco/ --split val --out results"""
-OPTIONS: Options = SEGMENTATION | {
-    "crop_pct": (("classification",), None),
-    "views": (("classification",), (1, 1)),
-    "flip": (("classification", "segmentation"), False),
-    "max_detections": (("detection",), None),
-}
+FLAGS = ("out", "set", "device")  # of the shared ones
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "checkpoint", metavar="CHECKPOINT", help="a weights file, a run folder, or the name of embedded weights"
     )
     parser.add_argument("--data", metavar="PATH", required=True, help="as for saccade train")
-    parser.add_argument("--split", help="train, val, test, … (default: the held-out split, or else all)")
+    parser.add_argument(
+        "--split", help="train, val, test, … (default: the evaluation split, what training held out, or else all)"
+    )
     parser.add_argument("--size", type=int, metavar="PX", help="side of the input (default: the checkpoint's)")
     parser.add_argument("--crop-pct", type=float, metavar="X", help="centre crop / shorter side (default: the file's)")
     parser.add_argument("--batch", type=int, default=64, metavar="N", help="images per batch")
@@ -41,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--flip", action="store_true", help="average with the mirrored image: classification, segmentation"
     )
+    parser.add_argument("--limit", type=int, metavar="N", help="evaluate a balanced subset of at most N images")
     parser.add_argument("--per-class", action="store_true", help="list all classes, not only the ten worst")
     add_inference_arguments(parser)
     group = parser.add_argument_group("detection")
@@ -58,16 +55,35 @@ def run(args: argparse.Namespace) -> int:
     require("torchmetrics", "train")
     import torch
 
-    from saccade.cli import pick_device, print_json
-    from saccade.engine.results import machine, write_json
-    from saccade.tasks.open import read_task_card
+    from saccade._files import write_json
+    from saccade.cli import pick_device, print_json, progress_bar, settings
+    from saccade.engine.evaluate import evaluate
+    from saccade.engine.results import machine
 
     device = pick_device(args.device)
-    dtype = None if args.precision == "float32" else getattr(torch, args.precision)
-    task = read_task_card(args.checkpoint).task
-    check_options(args, task, OPTIONS)
-    evaluate = {"classification": classification, "segmentation": segmentation, "detection": detection}[task]
-    document = evaluate(args, device, dtype)
+    with progress_bar("evaluating", args) as on_progress:
+        document = {"checkpoint": str(args.checkpoint)} | evaluate(
+            args.checkpoint,
+            args.data,
+            args.split,
+            batch_size=args.batch,
+            workers=args.workers,
+            device=device,
+            dtype=None if args.precision == "float32" else getattr(torch, args.precision),
+            max_unreadable=args.max_unreadable,
+            limit=args.limit,
+            out=args.out,
+            data_options=settings(args.set),
+            on_progress=on_progress,
+            size=args.size,
+            crop_pct=args.crop_pct,
+            views=tuple(args.views),
+            flip=args.flip,
+            window=args.window,
+            stride=args.stride,
+            scales=tuple(args.scales),
+            max_detections=args.max_detections,
+        )
     document["machine"] = machine(torch.device(device))
     if args.out:
         write_json(Path(args.out) / "evaluation.json", document)
@@ -78,144 +94,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def classification(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
-    from saccade.data.open import find_splits, find_video_splits
-    from saccade.engine.tasks.evaluate_classifier import evaluate_classifier_checkpoint
-
-    evaluation, card, source = evaluate_classifier_checkpoint(
-        args.checkpoint,
-        args.data,
-        args.split,
-        args.size,
-        args.crop_pct,
-        args.batch,
-        args.workers,
-        device,
-        dtype,
-        args.max_unreadable,
-        tuple(args.views),
-        args.flip,
-        **data_options(args.set, find_splits, find_video_splits),
-    )
-    per_class = [None if value is None else round(value, 2) for value in evaluation.per_class]
-    return {
-        "checkpoint": str(args.checkpoint),
-        "task": card.task,
-        "model": card.name,
-        "data": str(args.data),
-        "size": args.size or card.preprocess.size,
-        "crop_pct": args.crop_pct or card.preprocess.crop_pct,
-        "flip": args.flip,
-        **evaluation.summary(),
-        "measure": "top-1 %",
-        "per_class": dict(zip(source.classes, per_class, strict=True)),
-    }
-
-
-def segmentation(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
-    from saccade.data.open import find_mask_splits
-    from saccade.engine.tasks.evaluate_segmenter import evaluate_segmenter_checkpoint
-    from saccade.tasks.segmentation_inference import InferenceOptions
-
-    inference = InferenceOptions(args.window or 0, args.stride, tuple(args.scales), args.flip)
-    evaluation, card, source = evaluate_segmenter_checkpoint(
-        args.checkpoint,
-        args.data,
-        args.split,
-        args.size,
-        inference,
-        args.workers,
-        device,
-        dtype,
-        args.max_unreadable,
-        **data_options(args.set, find_mask_splits),
-    )
-    per_class = [None if value is None else round(100 * value, 2) for value in evaluation.scores.iou]
-    return {
-        "checkpoint": str(args.checkpoint),
-        "task": card.task,
-        "model": f"{card.name}+{card.head}",
-        "data": str(args.data),
-        "size": args.size or card.shorter,
-        "inference": inference._asdict(),
-        **evaluation.summary(),
-        "measure": "IoU %",
-        "per_class": dict(zip(source.classes, per_class, strict=True)),
-    }
-
-
-def detection(args: argparse.Namespace, device: str, dtype: Any) -> dict[str, Any]:
-    """Evaluate a detector; --out also writes COCO's detections.bbox.json and detections.segm.json."""
-    from saccade.data.open import find_object_splits
-    from saccade.engine.tasks.evaluate_detector import evaluate_detector_checkpoint
-
-    max_detections = args.max_detections
-    if max_detections is None:
-        max_detections = recipe_max_detections(args.checkpoint)
-    evaluation, card, source = evaluate_detector_checkpoint(
-        args.checkpoint,
-        args.data,
-        args.split,
-        args.size,
-        min(args.batch, 16),
-        args.workers,
-        device,
-        dtype,
-        args.max_unreadable,
-        max_detections,
-        **data_options(args.set, find_object_splits),
-    )
-    files = []
-    if args.out:
-        Path(args.out).mkdir(parents=True, exist_ok=True)
-        files = evaluation.coco.write(args.out)
-    per_class = [None if value is None else round(value, 2) for value in evaluation.per_class]
-    return {
-        "checkpoint": str(args.checkpoint),
-        "task": card.task,
-        "model": f"{card.name}+{card.head}",
-        "data": str(args.data),
-        "max_detections": max_detections,
-        **evaluation.summary(),
-        "measure": "box AP %",
-        "per_class": dict(zip(source.classes, per_class, strict=True)),
-        "results": [str(file) for file in files],
-    }
-
-
-def data_options(pairs: Sequence[str], *finders: Callable[..., Any]) -> dict[str, Any]:
-    """Return the --set options for opening the data; an unknown one is an error that names the closest."""
-    from difflib import get_close_matches
-    from inspect import signature
-
-    from saccade.cli import settings
-
-    options = settings(pairs)
-    parameters = {name: parameter for find in finders for name, parameter in signature(find).parameters.items()}
-    allowed = sorted(name for name, p in parameters.items() if p.default is not p.empty and name != "size")
-    for key in options:
-        if key not in allowed:
-            close = get_close_matches(key, allowed, 1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise ValueError(f"--set {key}: unknown data option.{hint} Known options: {', '.join(allowed)}.")
-    return options
-
-
-def recipe_max_detections(checkpoint: str) -> int:
-    """Return the value of the recipe next to the weights, so that eval reproduces the run's metrics."""
-    from saccade.engine.recipe import Data, load_recipe
-    from saccade.models.card import weights_file
-
-    recipe = weights_file(checkpoint).with_name("recipe.yaml")
-    return (load_recipe(recipe).data if recipe.is_file() else Data()).max_detections
-
-
 def print_tables(document: dict[str, Any], all_classes: bool) -> None:
     from saccade._extras import require
     from saccade.engine.results import METRIC_NAMES
 
     console = require("rich.console", "train").Console()
-    table = require("rich.table", "train").Table(title=f"{document['model']} on {document['data']}")
+    table = require("rich.table", "train").Table(
+        title=f"{document['model']} on {document['data']}, {document['split']}"
+    )
     if document["task"] == "detection":
         fill_coco_table(table, document)
     else:

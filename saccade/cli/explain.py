@@ -6,6 +6,7 @@ from typing import Any
 
 HELP = "draw the token maps of a model on images, or score them against annotations"
 EXAMPLE = "saccade explain photo.jpg --model svit_nano --out explained"
+FLAGS = ("out", "set", "device", "seed")  # of the shared ones
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", metavar="CLASS", help="class to explain, index or name (default: the predicted class)"
     )
-    parser.add_argument("--size", type=int, help="resize to about SIZE x SIZE pixels (default: the model's input size)")
+    parser.add_argument("--size", type=int, help="side of the input (default: the model's input size)")
+    parser.add_argument(
+        "--full-image", action="store_true", help="keep the aspect ratio instead of the crop that predict classifies"
+    )
     parser.add_argument("--max-tokens", type=int, default=12, help="tokens drawn individually (default: 12)")
     add_renamed_flag(parser, "--most", "--max-tokens")
     parser.add_argument("--all", action="store_true", help="draw every token individually")
@@ -37,18 +41,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--anchor", default="0.5,0.5", metavar="X,Y", help="position in [0, 1] whose attention is drawn for SViT"
     )
+    parser.add_argument("--stage", type=int, help="PaCa: stage whose clusters are classified (default: the last)")
+    parser.add_argument(
+        "--compare",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="SViT: timm ViTs or Swins whose attention is drawn beside",
+    )
     parser.add_argument("--arrays", action="store_true", help="also save all maps as arrays.npz")
 
 
 def run(args: argparse.Namespace) -> int:
     from saccade.cli import pick_device, print_json, settings
-    from saccade.explain.explanation import explain
-    from saccade.explain.image_explanation import IMPORTANCE_KINDS
-    from saccade.explain.scores.score import score
+    from saccade.explanation.explain import explain
+    from saccade.explanation.image_explanation import IMPORTANCE_KINDS
+    from saccade.explanation.scores.score import score
 
     if bool(args.images) == bool(args.score):
         print("saccade explain: expected either images or --score DATA", file=sys.stderr)
         return 2
+    if args.score and (args.stage or args.compare):
+        raise ValueError("--stage and --compare are for images, not for --score. Leave them out.")
     check_positive(args)
     out = args.out or "explained"
     common: dict[str, Any] = dict(
@@ -71,8 +85,11 @@ def run(args: argparse.Namespace) -> int:
         max_tokens=args.max_tokens,
         importance=kinds,
         anchor=parse_anchor(args.anchor),
+        stage=args.stage,
+        compare=args.compare,
         all_tokens=args.all,
         on_progress=progress(args),
+        full_image=args.full_image,
         **common,
     )
     page = explanation.save(out, arrays=args.arrays)
@@ -127,7 +144,7 @@ def print_scores(scores: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from saccade.explain.scores.score import rows_as_text
+    from saccade.explanation.scores.score import rows_as_text
 
     console = Console()
     for name in ("superpixels", "maps", "pointing"):

@@ -7,6 +7,7 @@ from typing import Any
 
 HELP = "write a model as an ONNX or pt2 file, without custom operators"
 EXAMPLE = "saccade export svit_nano.tiny_imagenet --check --out svit_nano.onnx"
+FLAGS = ("set", "device", "seed")  # of the shared ones
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,9 +79,8 @@ def open_named(args: argparse.Namespace) -> tuple[Any, Any]:
 
     from saccade import weights
     from saccade.cli import settings
-    from saccade.inference.export import describe_model
     from saccade.models.registry import create_model
-    from saccade.tasks.open import open_task_model
+    from saccade.tasks.load import card_of, describe_model, load
 
     options = settings(args.set)
     if not Path(args.model).exists() and not options and weights.find(args.model) is None and timm.is_model(args.model):
@@ -88,7 +88,8 @@ def open_named(args: argparse.Namespace) -> tuple[Any, Any]:
     elif not options or not timm.is_model(args.model):
         if options:
             raise ValueError("--set builds a model by name; a checkpoint has its own options. Remove the flag.")
-        return open_task_model(args.model)
+        model = load(args.model)
+        return model, card_of(model)
     torch.manual_seed(args.seed)
     model = create_model(args.model, **options)
     card = describe_model(model)

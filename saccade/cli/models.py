@@ -1,9 +1,11 @@
 """`saccade models`: list models with measured and published cost."""
 
 import argparse
+from pathlib import Path
 
 HELP = "list the models with parameters and multiply-adds, measured and as published"
 EXAMPLE = "saccade models 'svit*' --size 384"
+FLAGS = ("set",)  # of the shared ones
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -11,6 +13,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=int, help="image size in pixels (default: the paper's)")
     families = "svit, paca, sparseformer, sparseformer_v2, video_sparseformer or vt"
     parser.add_argument("--family", help=f"only this family: {families}")
+    parser.add_argument(
+        "--per-stage", action="store_true", help="also print parameters and multiply-adds of every part"
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="PNG",
+        help="plot printed top-1 against cost, beside the methods the papers compare",
+    )
     parser.add_argument("--max-params", type=float, metavar="M", help="only models of at most M million parameters")
 
 
@@ -20,7 +31,11 @@ def run(args: argparse.Namespace) -> int:
     rows = describe(args.pattern, args.family, args.size, args.max_params, settings(args.set))
     if not rows:
         raise ValueError(f"no model matches {args.pattern or args.family!r}. `saccade models` lists all models.")
+    if args.plot:
+        plot_families(sorted({row["family"] for row in rows}), args.plot)
     if args.json:
+        if not args.per_stage:
+            rows = [{key: value for key, value in row.items() if key != "parts"} for row in rows]
         print_json(rows)
         return 0
     from rich import box
@@ -49,8 +64,39 @@ def run(args: argparse.Namespace) -> int:
             row["paper_top1"],
         )
         table.add_row(row["name"], *("–" if value is None else str(value) for value in values))
+        if args.per_stage:
+            for part, cost in row["parts"].items():
+                values = (
+                    None,
+                    f"{cost['params'] / 1e6:.2f}",
+                    None,
+                    None,
+                    f"{cost['madds'] / 1e9:.3f}",
+                    None,
+                    None,
+                    None,
+                )
+                table.add_row(f"  {part}", *("" if value is None else value for value in values))
     Console().print(table)
+    if args.plot:
+        print(f"Plot: {args.plot}")
     return 0
+
+
+def plot_families(families: list[str], path: Path) -> None:
+    """Plot the printed rows of these families; an error if the comparison tables have none of them."""
+    from saccade.benchmark.plot import plot_trade_offs
+    from saccade.explanation.drawing.figure import write_atomic
+    from saccade.models.paper import comparison_rows
+    from saccade.reports.charts import to_png
+
+    rows = comparison_rows()
+    printed = [family for family in families if any(row["family"] == family for row in rows)]
+    if not printed:
+        raise ValueError(
+            f"expected a family of an ImageNet table to plot, got {', '.join(families)}. Leave --plot out."
+        )
+    write_atomic(path, to_png(plot_trade_offs(rows, printed)))
 
 
 def describe(
@@ -85,6 +131,7 @@ def describe(
                 "size": size or default_size,
                 "params": cost.params,
                 "madds": cost.madds,
+                "parts": {part: {"params": c.params, "madds": c.madds} for part, c in cost.parts.items()},
                 "paper": paper.paper if paper else None,
                 "paper_params": paper_params,
                 "paper_madds": paper_madds,

@@ -4,6 +4,7 @@ import argparse
 
 HELP = "start a web page and HTTP API: upload an image, see predictions and tokens"
 EXAMPLE = "saccade serve --checkpoint runs/first"
+FLAGS = ("device", "seed")  # of the shared ones
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help="add a model: a checkpoint file or run folder, classifier or segmenter; may be repeated",
+        help="add a model: a checkpoint file or run folder, of any task; may be repeated",
     )
     parser.add_argument(
         "--model", action="append", default=[], metavar="NAME", help="offer only these models; may be repeated"
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from saccade.cli import pick_device, print_json
 
     require("gradio", "web")
-    from saccade.web.catalogue import Catalogue
+    from saccade.web.catalogue import TASKS, Catalogue
     from saccade.web.server import start
     from saccade.web.service import Service
     from saccade.web.uploads import Limits
@@ -46,10 +47,12 @@ def run(args: argparse.Namespace) -> int:
     for name in ("max_mb", "max_megapixels", "queue_size"):
         if getattr(args, name) <= 0:
             raise ValueError(f"expected --{name.replace('_', '-')} greater than 0, got {getattr(args, name)}.")
+    if args.port is not None and not 1 <= args.port <= 65535:
+        raise ValueError(f"expected --port from 1 to 65535, got {args.port}.")
     catalogue = Catalogue(args.checkpoint, args.model, pick_device(args.device), args.seed)
     service = Service(catalogue, Limits(args.max_mb, args.max_megapixels))
     server = start(service, args.host, args.port, args.queue_size, args.open)
-    models = {task: catalogue.names(task) for task in ("classification", "segmentation")}
+    models = {task: catalogue.names(task) for task in TASKS}
     if args.json:
         print_json({"url": server.url, "models": models})
     else:

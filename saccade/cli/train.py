@@ -4,16 +4,15 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from saccade.engine.recipe import Recipe
+from typing import Any
 
 HELP = "train a model from a recipe or by name; resumable, with an HTML report"
 EXAMPLE = """saccade train --model svit_nano --data scenes --out runs/first
+         saccade train --model svit_nano --data photos/ --out runs/photos --epochs 30 --early-stop 10
          saccade train recipes/small/svit_nano_cifar10.yaml --data cifar10/ --out runs/cifar --set optimizer.lr=5e-4
          saccade train --resume --out runs/cifar
          saccade train --model paca_nano --head paca --data scenes --out runs/masks"""
+FLAGS = ("out", "set", "device")  # of the shared ones
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +30,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folders of images or videos by class, Parquet, COCO JSON, tar shards, a Hugging Face data set, a CSV "
         "list, or the embedded sets scenes and motions",
     )
+    parser.add_argument(
+        "--epochs", type=int, metavar="N", help="passes over the data; more of them extend a finished run"
+    )
+    parser.add_argument("--batch", type=int, metavar="N", help="images per optimizer step")
+    parser.add_argument("--lr", type=float, metavar="RATE", help="peak learning rate")
+    parser.add_argument("--size", type=int, metavar="PX", help="side of the training images (default: the model's)")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument(
+        "--pretrained",
+        action="store_true",
+        default=None,
+        help="start from embedded or released weights; the default for --model without a recipe, if there are any",
+    )
+    start.add_argument("--from-scratch", dest="pretrained", action="store_false", help="start from random weights")
+    parser.add_argument("--freeze", action="store_true", default=None, help="train the classifier or head only")
+    parser.add_argument("--early-stop", type=int, metavar="N", help="stop after N validations without a better one")
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="use N training and N validation images, for a quick try"
+    )
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or start it if there is none")
     parser.add_argument("--seed", type=int, help="random seed (default: the recipe's, 0)")
     parser.add_argument("--quiet", action="store_true", help="do not show progress")
@@ -43,12 +61,21 @@ def run(args: argparse.Namespace) -> int:
     from saccade.cli import pick_device, print_json
     from saccade.engine.train import train
 
-    recipe = resolve_recipe(args)
-    name = "+".join(filter(None, (recipe.model.name, recipe.model.head)))
-    out = Path(args.out or f"runs/{name}_{Path(recipe.data.path).name}")
-    device = None if args.device == "auto" else pick_device(args.device)
-    command = shlex.join(["saccade", *sys.argv[1:]])
-    finished = train(recipe, out, args.resume, device, command, progress=not (args.json or args.quiet))
+    names = ("epochs", "batch", "lr", "size", "pretrained", "freeze", "early_stop", "limit", "seed")
+    finished = train(
+        args.recipe,
+        args.out,
+        model=args.model,
+        head=args.head,
+        data=args.data,
+        resume=args.resume,
+        device=None if args.device == "auto" else pick_device(args.device),
+        progress=not (args.json or args.quiet),
+        changes=args.set,
+        command=shlex.join(["saccade", *sys.argv[1:]]),
+        **{name: getattr(args, name) for name in names if getattr(args, name) is not None},
+    )
+    out = finished.out
     if finished.stopped:
         hint = f"the checkpoint is saved. Continue with: saccade train --resume --out {out}"
         print(f"stopped by {finished.stopped}; {hint}", file=sys.stderr)
@@ -60,70 +87,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_result(finished.result, out)
     return 0
-
-
-def resolve_recipe(args: argparse.Namespace) -> "Recipe":
-    """Return the recipe file with --model and --data, then --set applied; --resume alone uses the run's own recipe."""
-    from saccade.engine.recipe import RecipeError, load_recipe
-
-    changes = list(args.set)
-    source = find_recipe(args.recipe) if args.recipe else None
-    if source is None and args.resume and args.out and (Path(args.out) / "recipe.yaml").is_file():
-        source = Path(args.out) / "recipe.yaml"
-    if source is None and not args.model:
-        raise RecipeError("nothing to train: give a recipe (recipes/*/*.yaml) or --model NAME.")
-    if args.model and source is None and is_video_model(args.model):
-        changes = ["task=video", *changes]
-    if args.model:  # replaces the group: keyword arguments of the recipe's own model would not apply
-        changes = [f"model={{name: {args.model}}}", *changes]
-    if args.head:
-        changes = [*task_of_head(args.head), *changes, f"model.head={args.head}"]
-    if args.data:
-        changes = [f"data.path={args.data!r}", *changes]
-    if args.seed is not None:
-        changes = [f"seed={args.seed}", *changes]
-    return load_recipe(source, changes)
-
-
-def task_of_head(head: str) -> list[str]:
-    """Return the recipe changes for the task of a head; "sparse" means segmentation unless --set task=detection."""
-    from saccade.tasks.detection import REGION_HEADS
-
-    return ["task=detection", "augment.crop=none"] if head in REGION_HEADS else ["task=segmentation"]
-
-
-def is_video_model(name: str) -> bool:
-    """Return whether a model is a video model."""
-    import timm
-
-    import saccade  # noqa: F401  (registers the models)
-
-    config = timm.models.get_pretrained_cfg(name, allow_unregistered=True)
-    return config is not None and len(config.input_size) == 4
-
-
-def find_recipe(name: str) -> Path:
-    """Return the path of a recipe given as a path, as "imagenet/svit_small", or by its bare name "svit_small".
-
-    Names are looked up in ./recipes, in this source tree and in the installed data files.
-    """
-    from difflib import get_close_matches
-
-    from saccade.engine.recipe import RecipeError
-
-    path = Path(name)
-    if path.is_file():
-        return path
-    folders = [Path("recipes"), Path(__file__).parents[2] / "recipes", Path(sys.prefix) / "share/saccade/recipes"]
-    recipes = {file.stem: file for folder in reversed(folders) for file in sorted(folder.glob("*/*.yaml"))}
-    recipe_file = recipes.get(path.stem)
-    if recipe_file is not None:
-        folders_of_file = recipe_file.parent.parts
-        if path.parent.parts in ((), ("recipes",), folders_of_file[-1:], folders_of_file[-2:]):
-            return recipe_file
-    close = get_close_matches(path.stem, recipes, n=1)
-    hint = f"Did you mean {close[0]}?" if close else f"Known recipes: {', '.join(sorted(recipes))}."
-    raise RecipeError(f"no recipe {name}. {hint}")
 
 
 def print_result(result: dict[str, Any], out: Path) -> None:

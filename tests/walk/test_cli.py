@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,10 @@ def test_every_command_has_help_with_an_example(capsys):
         code, out, _ = run(capsys, name, "--help")
         assert code == 0
         assert re.search(rf"example: saccade {name} ", out), name
-        assert all(flag in out for flag in ("--out", "--set", "--device", "--seed", "--json")), name
+        unused = getattr(import_module(f"saccade.cli.{name}"), "UNUSED_FLAGS", ())
+        for flag in ("--out", "--set", "--device", "--seed", "--json"):
+            listed = re.search(rf"^  {flag}\b", out, re.MULTILINE) is not None
+            assert listed == (flag not in unused), (name, flag)
 
 
 def test_exit_code_is_2_for_wrong_usage_and_1_for_failure(capsys):
@@ -118,6 +122,30 @@ def test_models_prints_measured_and_published_cost(capsys):
     larger = json.loads(run(capsys, "models", "svit_small", "--size", "384", "--json")[1])[0]
     assert larger["paper_madds"] is None
     assert larger["madds"] > 3 * row["madds"]
+
+
+@pytest.mark.shows("X-02")
+def test_models_prints_cost_per_stage(capsys):
+    code, out, _ = run(capsys, "models", "svit_nano", "--per-stage", "--json")
+    (row,) = json.loads(out)
+    assert code == 0
+    assert sum(part["madds"] for part in row["parts"].values()) == row["madds"]
+    assert {"stem", "stages.0", "stages.3", "head"} <= set(row["parts"])
+    _, table, _ = run(capsys, "models", "svit_nano", "--per-stage")
+    assert "stages.2" in table
+    assert "stages.2" not in run(capsys, "models", "svit_nano")[1]
+
+
+@pytest.mark.shows("VT-75")
+def test_models_writes_a_plot(capsys, tmp_path):
+    path = tmp_path / "plots" / "svit.png"
+    code, out, _ = run(capsys, "models", "svit_nano", "--plot", str(path))
+    assert code == 0
+    assert str(path) in "".join(out.split("\n"))
+    assert path.read_bytes().startswith(b"\x89PNG")
+    code, _, err = run(capsys, "models", "video_sparseformer_nano", "--plot", str(path))
+    assert code != 0
+    assert "expected a family of an ImageNet table to plot, got video_sparseformer" in err
 
 
 def test_models_omits_published_cost_of_an_ablation(capsys):
@@ -168,6 +196,18 @@ def test_bench_writes_rows_with_machine_and_conditions(capsys, tmp_path):
     assert {"device", "torch", "date", "commit"} <= document["machine"].keys()
     (saved,) = tmp_path.glob("*.json")
     assert json.loads(saved.read_text()) == document
+    page = saved.with_suffix(".html").read_text()
+    assert page.count("<tr><td>svit_nano</td>") == 2
+    assert not saved.with_suffix(".png").exists()  # no published accuracy at 64 px
+
+
+def test_bench_prints_measurements_before_it_writes_files(capsys, tmp_path):
+    (tmp_path / "file").touch()  # where the folder should be
+    command = "bench svit_nano --sizes 32 --batch 1 --rounds 1 --seconds 0 --device cpu"
+    code, out, err = run(capsys, *command.split(), "--out", str(tmp_path / "file"))
+    assert code == 1
+    assert "svit_nano" in out
+    assert "file" in err
 
 
 def test_bench_scaling_plots_cost_against_image_size(capsys, tmp_path):

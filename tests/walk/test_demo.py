@@ -95,8 +95,8 @@ def test_demo_figures_exist_in_the_code_of_their_family():
     """The figure that the page shows of each family is one that `saccade.explain` draws."""
     from pathlib import Path
 
-    from saccade import explain
+    from saccade import explanation
 
-    sources = "".join(path.read_text() for path in Path(explain.__file__).parent.rglob("*.py"))
+    sources = "".join(path.read_text() for path in Path(explanation.__file__).parent.rglob("*.py"))
     for family in demo.FAMILIES:
         assert f'"{family.figure}"' in sources, family

@@ -50,7 +50,7 @@ def test_explain_json_prints_only_json(capsys, tmp_path):
     [
         (["--model", "svit_nano"], 2, "expected either images or --score DATA"),
         (["cat"], 2, "--model"),
-        (["gone.jpg", "--model", "svit_nano"], 1, "no such image: gone.jpg"),
+        (["gone.jpg", "--model", "svit_nano"], 1, "gone.jpg: no such file"),
         (["cat", "--model", "svit_nan"], 1, "Did you mean 'svit_nano'"),
         (["cat", "--model", "gone.safetensors"], 1, "no such checkpoint"),
         (["cat", "--model", "svit_nano", "--anchor", "left"], 1, "expected --anchor X,Y"),
@@ -83,7 +83,7 @@ def test_explain_skips_a_missing_image(capsys, tmp_path):
     )
     assert code == 1
     assert "wrote" in out
-    assert "skipped no.jpg: no such image" in err
+    assert "no.jpg: no such file" in err
 
 
 def test_explain_scores_a_labelled_set(capsys, tmp_path):

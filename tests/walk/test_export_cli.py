@@ -141,7 +141,7 @@ def test_predict_of_a_file_skips_bad_images_and_lists_folders(capsys, onnx_file,
     [
         (["--precision", "float16"], "--precision float16 is for checkpoints"),
         (["--device", "cuda"], "runs on the CPU"),
-        (["--threshold", "0.3"], "--threshold applies to detection"),
+        (["--threshold", "0.3"], "threshold applies to detection"),
     ],
 )
 def test_predict_of_a_file_refuses_flags_it_cannot_honour(capsys, onnx_file, flags, message):

@@ -97,9 +97,10 @@ def test_convert_writes_an_official_segmenter(capsys, tmp_path):
     assert (code, err) == (0, "")
     document = json.loads(out)
     assert (document["model"], document["num_classes"]) == ("paca_tiny+paca", 150)
-    from saccade.tasks.open import open_task_model
+    from saccade.tasks.load import card_of, load
 
-    model, card = open_task_model(target)
+    model = load(target)
+    card = card_of(model)
     assert (card.head, card.kwargs) == ("paca", {"clusters": [100, 100, 100, 0]})
     score = official_file()["state_dict"]["decode_head.conv_seg.weight"]
     torch.testing.assert_close(model.head.classifier.fc.weight.data, score)

@@ -7,8 +7,8 @@ import torch
 
 import saccade
 from saccade.cli import main
-from saccade.engine.tasks.evaluate_classifier import predict_logits
 from saccade.models.card import preprocess_of
+from saccade.tasks.predict import predict_logits
 from tests.engine.runs import arguments
 
 
@@ -51,10 +51,6 @@ def test_train_json_prints_only_json(tmp_path, capsys):
         (["svit_nano_scenes", "--data", "nowhere/at/all"], "no data at nowhere/at/all"),
         (["svit_nano_scenes", "--set", "model.kwargs.stem=wide"], "stem must be one of conv, patch"),
         (["svit_nano_scenes", "--set", "model.checkpoint=missing.pth"], "no such checkpoint"),
-        (
-            ["svit_nano_scenes", "--set", "data.scenes=20", "--set", "batch_size=64"],
-            "must not exceed the 20 training images. Lower it.",
-        ),
         (["svit_nano_scenes", "--set", "model.kwargs={wrong: 1}"], "wrong"),
     ],
 )
@@ -73,14 +69,14 @@ def test_eval_rejects_options_of_other_tasks(run, tmp_path, capsys):
     assert main(["eval", str(run), "--data", "scenes", "--split", "dev"]) == 1
     assert "Choose one of train, val, test." in capsys.readouterr().err
     for options, message in (
-        (["--scales", "1", "2"], "--scales applies to segmentation"),
-        (["--window", "0"], "--window applies to segmentation"),
-        (["--max-detections", "7"], "--max-detections applies to detection"),
+        (["--scales", "1", "2"], "scales applies to segmentation"),
+        (["--window", "0"], "window applies to segmentation"),
+        (["--max-detections", "7"], "max_detections applies to detection"),
     ):
         assert main(["eval", str(run), "--data", "scenes", *options]) == 1
-        assert f"{message}, but {run} is for classification. Remove the flag." in capsys.readouterr().err
+        assert f"{message}, not to classification. Remove it." in capsys.readouterr().err
     assert main(["predict", str(run), str(tmp_path / "x.png"), "--threshold", "0.1"]) == 1
-    assert "--threshold applies to detection" in capsys.readouterr().err
+    assert "threshold applies to detection" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
         main(["eval", str(run)])
     assert stop.value.code == 2
@@ -114,5 +110,5 @@ def test_eval_flip_averages_with_the_flipped_image(run, capsys):
             predict_logits(model, views, preprocess_of(model)).softmax(1) for views in (images, images.flip(-1))
         )
         average = predict_logits(model, images, preprocess_of(model), flip=True).softmax(1)
-    assert (original - flipped).abs().max() > 1e-3
-    torch.testing.assert_close(average, (original + flipped) / 2, atol=1e-5, rtol=1e-5)
+    assert (original - flipped).abs().max() > 1e-4
+    torch.testing.assert_close(average, (original + flipped) / 2, atol=1e-6, rtol=1e-5)
