@@ -58,7 +58,7 @@ class Data:
     motions: int = 4096  # clips per epoch of the embedded set "motions"
     # Segmentation
     mask_column: str | None = None  # of Parquet files; None: found by its name
-    layout: str = "auto"  # of folders: ade20k, cityscapes, coco_stuff, coco_stuff_things, lip, folders
+    layout: str = "auto"  # of folders: ade20k, cityscapes, coco_stuff, coco_stuff_things, coco_stuff_merged, lip, …
     classes: list[str] | None = None  # names; None: read from the data
     ignore_index: int | None = None  # value of unlabelled pixels in the files; None: 255, or the layout's value
     reduce_zero_label: bool | None = None  # 0 means unlabelled and k + 1 class k; None: as the layout defines it
