@@ -139,7 +139,7 @@ class Regularize:
 
 @dataclass
 class Distill:
-    """Distillation: loss = weight * distillation + (1 - weight) * cross-entropy."""
+    """Distillation: loss = weight * distillation + (1 - weight) * cross-entropy; with `features`, see there."""
 
     # timm or saccade model names (with pretrained weights), saccade checkpoints, or "package.module:function" that
     # returns any module, separated by commas; several teachers are averaged
@@ -147,6 +147,9 @@ class Distill:
     weight: float = 0.8  # of the distillation loss
     temperature: float = 1.0  # of "soft"
     kind: Literal["soft", "hard"] = "soft"  # the teacher's probabilities, or its most probable class
+    # Turn the teacher, a timm ViT, into the SparseFormer v2 `model.name` (saccade.bootstrap with `model.kwargs`) and
+    # train its final token to have the direction of the teacher's. Labels are not read
+    features: bool = False
     image_size: int | None = None  # teacher input; None: the student's, 0: the teacher's default
     kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the teacher
 

@@ -110,10 +110,15 @@ def save_checkpoint(
 ) -> None:
     """Write the weights as safetensors, atomically: to a temporary file in the same folder first.
 
-    `state_dict` replaces `model.state_dict()` where the weights have to be gathered first.
+    A model of `saccade.load` or `saccade.bootstrap` is saved with its card. `state_dict` replaces `model.state_dict()`
+    where the weights have to be gathered first.
     """
     path = Path(path)
-    entries = {"format": "pt"} | dict(metadata or {})
+    card: Any = getattr(model, "card", None)
+    classes: Any = getattr(model, "num_classes", None)
+    if card and classes is not None and classes != card.num_classes:  # after reset_classifier
+        card = card._replace(num_classes=classes, classes=[])
+    entries = {"format": "pt"} | (card.metadata() if card else {}) | dict(metadata or {})
     name = getattr(getattr(model, "pretrained_cfg", None), "get", lambda _: None)("architecture")
     if name:
         entries.setdefault("saccade.model", name)
