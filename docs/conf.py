@@ -15,6 +15,7 @@ version = release = saccade.__version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "api_pages",
@@ -27,7 +28,7 @@ myst_enable_extensions = ["attrs_inline"]
 myst_heading_anchors = 4  # GitHub's anchors, so that links work there and here
 suppress_warnings = [
     "myst.header",  # pages of results begin some sections two levels deeper
-    "config.cache",  # sphinx-gallery's configuration contains functions
+    "toc.empty_glob",  # docs/claims.md is optional
 ]
 
 # API reference, from docstrings and annotations

@@ -33,7 +33,7 @@ MODULES = {
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", lambda app: write_pages(Path(app.srcdir) / "api"))
-    app.connect("autodoc-process-docstring", as_restructured_text)
+    app.connect("autodoc-process-docstring", as_restructured_text, priority=400)  # before napoleon
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 
 
@@ -81,10 +81,13 @@ def definitions(module: str) -> list[tuple[str, str]]:
 
 def as_restructured_text(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Docstrings are plain text with `code` in backquotes: escape what reStructuredText would read as markup."""
-    text = "\n".join(lines)
-    if re.search(r"^\|[-:| ]+\|$", text, re.MULTILINE) or re.search(r"^\w[\w ]*\s{3,}\S", text, re.MULTILINE):
-        lines[:] = ["::", "", *[f"   {line}" for line in lines], ""]  # tables keep their columns
-        return
-    parts = re.split(r"(``?[^`]+``?)", text)
-    parts[::2] = [re.sub(r"([*|\\])|_(?=\W|$)", lambda match: "\\" + match[0], part) for part in parts[::2]]
-    lines[:] = "".join(parts).splitlines()
+    text, example, code = "\n".join(lines).partition("\nExample:\n")
+    if re.search(r"^\|[-:| ]+\|$|^\w[\w ]*\S? {3,}\S", text, re.MULTILINE):  # a table keeps its columns
+        text = "\n".join(["::", "", *(f"   {line}" for line in text.splitlines()), ""])
+    else:
+        parts = re.split(r"(``?[^`]+``?)", text)
+        parts[::2] = [re.sub(r"[*|\\]|_(?=\W|$)", lambda match: "\\" + match[0], part) for part in parts[::2]]
+        for i in range(1, len(parts), 2):  # `Layer`s: markup ends at a word boundary
+            parts[i + 1] = re.sub(r"^(?=\w)", r"\\ ", parts[i + 1])
+        text = "".join(parts)
+    lines[:] = (text + example + code).splitlines()

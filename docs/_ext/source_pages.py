@@ -16,7 +16,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, get_lexer_for_filename
 from pygments.util import ClassNotFound
-from sphinx.addnodes import download_reference
+from sphinx.addnodes import download_reference, pending_xref
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 from tools.make_equations import EQUATIONS, find_places
 
 CITATION = re.compile(r"\b(VT|SViT|PaCa|SparseFormer) (Eqs?\. )(\d+(?:(?:-|, | and |, and )\d+)*)")
+REPOSITORY = "https://github.com/saccade-vision/saccade"
 SUFFIXES = {".py", ".yaml", ".sh", ".toml", ".txt", ".json", ".cff", ".md", ".css", ""}
 
 
@@ -55,12 +56,23 @@ def merge(app: Sphinx, env: Any, docnames: Any, other: Any) -> None:
 def link_files(app: Sphinx, doctree: nodes.document) -> None:
     """Replace links to files and folders of the repository by links to their pages."""
     page = app.env.docname
-    for node in list(doctree.findall(download_reference)):
-        target = node.get("reftarget", "")
-        path = (Path(app.env.doc2path(page)).parent / target).resolve()
-        if path.is_file() and path.is_relative_to(ROOT) and path.suffix in SUFFIXES:
-            file = path.relative_to(ROOT).as_posix()
-            node.replace_self(reference(app, page, file, "", node.children, {"download"}))
+    for node in [*doctree.findall(download_reference), *doctree.findall(pending_xref)]:
+        path = (Path(app.env.doc2path(page)).parent / file_of(node, app)).resolve()
+        if not path.is_relative_to(ROOT) or path.is_relative_to(app.srcdir):
+            continue
+        file = path.relative_to(ROOT).as_posix()
+        if path.is_file() and path.suffix in SUFFIXES:
+            node.replace_self(reference(app, page, file, "", node.children, {"source"}))
+        elif path.is_dir():
+            node.replace_self(nodes.reference("", "", *node.children, refuri=f"{REPOSITORY}/tree/main/{file}"))
+
+
+def file_of(node: nodes.Element, app: Sphinx) -> str:
+    """The path that a link names; MyST gives that of another Markdown file relative to docs/ and without its suffix."""
+    target = node.get("reftarget", "").partition("#")[0]
+    if isinstance(node, pending_xref) and node.get("refdomain") == "doc":
+        return str(Path(app.srcdir) / f"{target}.md")
+    return target or "."
 
 
 def link_equations(app: Sphinx, doctree: nodes.document) -> None:
