@@ -90,9 +90,9 @@ def find_places() -> dict[str, list[Place]]:
             inside = [function for function in functions if function[0] <= line <= function[1]]
             name = max(inside)[2] if inside else "module"  # the innermost function begins last
             places.setdefault(equation, []).append(Place(path.relative_to(PACKAGE).as_posix(), name, line))
-    for equation, found in places.items():
+    for equation, cited_at in places.items():
         main = EQUATIONS.get(equation, ("",))[0]
-        found.sort(key=lambda place: place.name != main)
+        cited_at.sort(key=lambda place: place.name != main)
     return places
 
 
@@ -139,8 +139,8 @@ def page() -> str:
         lines += ["| equation | computes | function | also in |", "|---|---|---|---|"]
         for equation in sorted((name for name in EQUATIONS if name.startswith(f"{paper} ")), key=number_of):
             names = dict.fromkeys((place.file, place.function) for place in find_places()[equation])
-            first, *others = [f"`{function}` in [{file}](../saccade/{file})" for file, function in names]
-            lines.append(f"| {equation} | {EQUATIONS[equation][1]} | {first} | {', '.join(others)} |")
+            first, *also = [f"`{function}` in [{file}](../saccade/{file})" for file, function in names]
+            lines.append(f"| {equation} | {EQUATIONS[equation][1]} | {first} | {', '.join(also)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Pages of the API reference: one for `saccade`, one per public module, written from the package when the site is built."""
+"""Pages of the API reference: one for `saccade`, one per package, written when the site is built."""
 
 import ast
 import re

@@ -26,6 +26,7 @@ from tools.make_equations import EQUATIONS, find_places
 
 CITATION = re.compile(r"\b(VT|SViT|PaCa|SparseFormer) (Eqs?\. )(\d+(?:(?:-|, | and |, and )\d+)*)")
 REPOSITORY = "https://github.com/saccade-vision/saccade"
+NOT_LINKED = (nodes.reference, nodes.literal, nodes.literal_block, nodes.title)
 SUFFIXES = {".py", ".yaml", ".sh", ".toml", ".txt", ".json", ".cff", ".md", ".css", ""}
 
 
@@ -33,7 +34,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-read", link_files, priority=400)  # before Sphinx copies the files for download
     app.connect("doctree-read", link_equations)
     app.connect("html-collect-pages", source_pages)
-    app.connect("env-purge-doc", forget_page)
+    app.connect("env-purge-doc", drop_page)
     app.connect("env-merge-info", merge)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 
@@ -45,7 +46,7 @@ def linked_files(env: Any) -> dict[str, set[str]]:
     return env.saccade_linked_files
 
 
-def forget_page(app: Sphinx, env: Any, docname: str) -> None:
+def drop_page(app: Sphinx, env: Any, docname: str) -> None:
     linked_files(env).pop(docname, None)
 
 
@@ -79,7 +80,10 @@ def link_equations(app: Sphinx, doctree: nodes.document) -> None:
     """Link every citation outside code and other links to the first line that computes the equation."""
     page = app.env.docname
     for text in list(doctree.findall(nodes.Text)):
-        if any(isinstance(parent, (nodes.reference, nodes.literal, nodes.literal_block, nodes.title)) for parent in parents(text)):
+        if any(
+            isinstance(parent, (nodes.reference, nodes.literal, nodes.literal_block, nodes.title))
+            for parent in parents(text)
+        ):
             continue
         pieces = list(split_citations(app, page, str(text)))
         if any(isinstance(piece, nodes.reference) for piece in pieces):
@@ -90,11 +94,11 @@ def split_citations(app: Sphinx, page: str, text: str) -> Iterator[nodes.Node]:
     position = 0
     for match in CITATION.finditer(text):
         yield nodes.Text(text[position : match.start()])
-        paper, name, numbers = match.groups()
-        single = numbers.isdigit()
+        paper, name, ordinals = match.groups()
+        single = ordinals.isdigit()
         if not single:
             yield nodes.Text(f"{paper} {name}")
-        for part in re.split(r"(\d+)", numbers):
+        for part in re.split(r"(\d+)", ordinals):
             equation = f"{paper} Eq. {part}"
             label = nodes.Text(equation if single else part)
             if part.isdigit() and equation in EQUATIONS:
@@ -113,7 +117,9 @@ def parents(node: nodes.Node) -> Iterator[nodes.Node]:
         yield node
 
 
-def reference(app: Sphinx, page: str, file: str, anchor: str, children: Any, classes: set[str], title: str = "") -> nodes.reference:
+def reference(
+    app: Sphinx, page: str, file: str, anchor: str, children: Any, classes: set[str], title: str = ""
+) -> nodes.reference:
     linked_files(app.env).setdefault(page, set()).add(file)
     uri = app.builder.get_relative_uri(page, f"source/{file}") if app.builder.format == "html" else file
     node = nodes.reference("", "", *children, internal=True, refuri=uri + anchor, classes=sorted(classes))
@@ -124,8 +130,9 @@ def reference(app: Sphinx, page: str, file: str, anchor: str, children: Any, cla
 
 def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     """One page per linked file, with an anchor on every line."""
-    files = set().union(*linked_files(app.env).values(), {f"saccade/{place.file}" for found in find_places().values() for place in found})
-    formatter = HtmlFormatter(linenos="inline", lineanchors="L", anchorlinenos=True, cssclass="highlight", wrapcode=True)
+    cited = {f"saccade/{place.file}" for places in find_places().values() for place in places}
+    files = set().union(*linked_files(app.env).values(), cited)
+    formatter = HtmlFormatter(linenos="inline", lineanchors="L", anchorlinenos=True, wrapcode=True)
     for file in sorted(files):
         try:
             lexer = get_lexer_for_filename(file)

@@ -2,7 +2,7 @@
 Explain an image, step by step
 ==============================
 
-``saccade.explain`` draws everything at once. This example does the same by hand: record the tokens, draw their maps,
+``saccade.explain`` draws everything in one call. Here are its steps: record the tokens, draw their maps,
 measure which of them matter.
 """
 
@@ -20,7 +20,7 @@ model = timm.create_model("paca_nano", pretrained=True).eval()  # weights are in
 config = timm.data.resolve_model_data_config(model)
 photo = Image.open(photo_paths()["coffee"]).convert("RGB")
 images = timm.data.create_transform(**config)(photo)[None]
-shown = (images[0] * torch.tensor(config["std"]).view(3, 1, 1) + torch.tensor(config["mean"]).view(3, 1, 1)).movedim(0, 2)
+shown = images[0].movedim(0, 2) * torch.tensor(config["std"]) + torch.tensor(config["mean"])
 side = images.shape[-1]
 
 # %%

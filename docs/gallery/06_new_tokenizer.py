@@ -59,7 +59,7 @@ images = torch.stack([torch.from_numpy(frame.image.copy()) for frame in frames])
 labels = torch.tensor([frame.label for frame in frames])
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 losses = []
-for step in range(40):
+for _ in range(40):
     batch = torch.randint(0, 256, (32,))
     loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
     optimizer.zero_grad()
@@ -69,7 +69,7 @@ for step in range(40):
 print(f"loss {losses[0]:.2f} -> {sum(losses[-5:]) / 5:.2f}")
 
 # %%
-# Its eight windows, recorded as those of any other model.
+# Its eight windows, as ``saccade.record`` sees those of any other model.
 model.eval()
 with torch.no_grad(), saccade.record(model) as traces:
     model(images[:1])
