@@ -121,6 +121,8 @@ def with_limits(arguments: list[str]) -> list[str]:
     if "--scaling" in arguments:
         limits = limits | {"--sizes": "96"}
     extra = [word for flag, value in limits.items() if flag not in arguments for word in (flag, value)]
+    if arguments[0] == "train" and limits:
+        extra += ["--set", "trainer.compile=false", "--set", "trainer.max_minutes=0.05"]
     return [*arguments, *extra]
 
 
