@@ -262,9 +262,9 @@ class ObjectPredictor(Predictor):
         for sample, output in zip(samples, outputs, strict=True):
             order = output["scores"].argsort(descending=True, stable=True)
             order = order[output["scores"][order] >= self.options.threshold]
-            kept = {key: value[order].cpu() for key, value in output.items()}
-            masks = kept["masks"][:, 0] >= 0.5 if "masks" in kept else None
-            tensors = (kept["boxes"], kept["labels"], kept["scores"])
+            ordered = {key: value[order].cpu() for key, value in output.items()}
+            masks = ordered["masks"][:, 0] >= 0.5 if "masks" in ordered else None
+            tensors = (ordered["boxes"], ordered["labels"], ordered["scores"])
             results.append(Detections(sample.name, sample.source, *tensors, self.card.classes, masks, sample.size))
         return results
 

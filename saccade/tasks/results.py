@@ -257,8 +257,8 @@ class Predictions(list[Prediction]):
             image = f'<img src="data:image/png;base64,{data}">'
             caption = f"<figcaption>{escape(str(prediction))}</figcaption>"
             cells.append(f'<figure style="display:inline-block;margin:8px;max-width:320px">{image}{caption}</figure>')
-        rest = len(self) - len(cells)
-        return "".join(cells) + (f"<p>and {rest} more</p>" if rest > 0 else "")
+        hidden = len(self) - len(cells)
+        return "".join(cells) + (f"<p>and {hidden} more</p>" if hidden > 0 else "")
 
 
 def unique_stem(name: str, counts: Counter[str]) -> str:

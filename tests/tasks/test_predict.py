@@ -69,8 +69,8 @@ def test_paths_arrays_tensors_and_images_give_the_same_result(classifier, photos
 
 
 def test_batch_size_does_not_change_results(classifier, photos):
-    alone, together = (saccade.predict(classifier, photos, batch_size=size) for size in (1, 3))
-    for first, second in zip(alone, together, strict=True):
+    alone, batched = (saccade.predict(classifier, photos, batch_size=size) for size in (1, 3))
+    for first, second in zip(alone, batched, strict=True):
         np.testing.assert_allclose(first.probabilities, second.probabilities, atol=1e-5)
 
 
