@@ -22,6 +22,15 @@ def write_json(path: str | os.PathLike, document: Any) -> Path:
     return write_file(path, json.dumps(document, indent=2, default=str) + "\n")
 
 
+def unique_stem(name: str, used: set[str]) -> str:
+    """The stem of a file name, numbered from its second use: "cat", "cat-2"; adds it to `used`."""
+    stem, count = Path(name).stem, 2
+    while stem in used:
+        stem, count = f"{Path(name).stem}-{count}", count + 1
+    used.add(stem)
+    return stem
+
+
 @contextmanager
 def replaced_file(path: str | os.PathLike) -> Iterator[Path]:
     """A temporary file next to `path` that replaces it, or is deleted after an error."""

@@ -165,8 +165,8 @@ def add_ratios(rows: list[dict[str, Any]], baseline: str) -> None:
 
 def write_results(document: dict[str, Any], args: argparse.Namespace) -> list[Path]:
     """Write the measurements as JSON and as one HTML page, and the plot as PNG; returns the paths."""
+    from saccade._files import write_file
     from saccade.benchmark.plot import plot_accuracy, plot_scaling, published_accuracy
-    from saccade.explanation.drawing.figure import write_atomic
     from saccade.reports.charts import to_png, to_svg
     from saccade.reports.page import render
 
@@ -197,7 +197,7 @@ def write_results(document: dict[str, Any], args: argparse.Namespace) -> list[Pa
     files: dict[str, str | bytes] = {"json": json.dumps(document, indent=1), "html": page}
     if chart:
         files["png"] = to_png(chart)
-    return [write_atomic(Path(args.out) / f"{stem}.{suffix}", content) for suffix, content in files.items()]
+    return [write_file(Path(args.out) / f"{stem}.{suffix}", content) for suffix, content in files.items()]
 
 
 def print_table(document: dict[str, Any]) -> None:

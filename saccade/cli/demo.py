@@ -162,7 +162,7 @@ def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> 
 
 def write_page(families: list[dict[str, Any]], trained: dict[str, Any] | None, out: Path) -> Path:
     """Write index.html: overview, table, training result and one section per family."""
-    from saccade.explanation.drawing.figure import write_atomic
+    from saccade._files import write_file
     from saccade.reports.page import render
 
     rows = [family["row"] for family in families]
@@ -180,7 +180,7 @@ def write_page(families: list[dict[str, Any]], trained: dict[str, Any] | None, o
     ]
     numeric = (1, *range(len(heads) - 3, len(heads)))
     values = {"heads": heads, "cells": cells, "numeric": numeric, "notice": weights_notice(rows)}
-    return write_atomic(out / "index.html", render("demo.html", families=families, trained=trained, **values))
+    return write_file(out / "index.html", render("demo.html", families=families, trained=trained, **values))
 
 
 def weights_notice(rows: list[dict[str, Any]]) -> str:

@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
 
 def plot_families(families: list[str], path: Path) -> None:
     """Plot the printed rows of these families; an error if the comparison tables have none of them."""
+    from saccade._files import write_file
     from saccade.benchmark.plot import plot_trade_offs
-    from saccade.explanation.drawing.figure import write_atomic
     from saccade.models.paper import comparison_rows
     from saccade.reports.charts import to_png
 
@@ -96,7 +96,7 @@ def plot_families(families: list[str], path: Path) -> None:
         raise ValueError(
             f"expected a family of an ImageNet table to plot, got {', '.join(families)}. Leave --plot out."
         )
-    write_atomic(path, to_png(plot_trade_offs(rows, printed)))
+    write_file(path, to_png(plot_trade_offs(rows, printed)))
 
 
 def describe(

@@ -146,8 +146,13 @@ def sample_bilinear(pixels: Tensor, grid: Tensor) -> Tensor:
 
 
 def normalize(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """(pixels - mean) / std per channel, for images (..., 3, H, W) or clips (B, 3, T, H, W) in [0, 1]."""
+    """(pixels - mean) / std per channel, for images (..., 3, H, W) or clips (B, 3, T, H, W) in [0, 1].
+
+    With one mean the colour channels are averaged first, for models with one input channel.
+    """
     axis = -3 if pixels.ndim <= 4 else -4
+    if len(mean) == 1:
+        pixels = pixels.mean(axis, keepdim=True)
     channels = zip(pixels.unbind(axis), mean, std, strict=True)
     return torch.stack([(channel - offset) / scale for channel, offset, scale in channels], axis)
 
