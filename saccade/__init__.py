@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from saccade import models as models
+    from saccade.benchmark.cost import count
     from saccade.engine.evaluate import evaluate
+    from saccade.engine.train import train
     from saccade.explanation.explain import explain
     from saccade.explanation.hooks.record import record
     from saccade.inference.optimize import optimize
@@ -34,6 +36,7 @@ __all__ = [
     "Segmentation",
     "bootstrap",
     "convert_official",
+    "count",
     "create_detector",
     "create_model",
     "create_segmenter",
@@ -46,6 +49,7 @@ __all__ = [
     "predict",
     "record",
     "save_checkpoint",
+    "train",
 ]
 
 _MODULES = {
@@ -58,6 +62,7 @@ _MODULES = {
     "Segmentation": "saccade.tasks.results",
     "bootstrap": "saccade.models.sparseformer_v2",
     "convert_official": "saccade.models.checkpoint",
+    "count": "saccade.benchmark.cost",
     "create_detector": "saccade.tasks.detection",
     "create_model": "saccade.models.registry",
     "create_segmenter": "saccade.tasks.segmentation",
@@ -70,6 +75,7 @@ _MODULES = {
     "predict": "saccade.tasks.predict",
     "record": "saccade.explanation.hooks.record",
     "save_checkpoint": "saccade.models.checkpoint",
+    "train": "saccade.engine.train",
 }
 
 

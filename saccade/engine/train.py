@@ -110,6 +110,13 @@ def train(
             recipe: optimizer={"lr": 5e-4}.
 
     In a distributed run only process 0 returns a result.
+
+    Example:
+        >>> run = saccade.train(model="svit_nano", data="scenes", out="runs/first", size=32, epochs=1, limit=64)
+        >>> sorted(run.metrics)
+        ['bad', 'calibration', 'count', 'loss', 'top1', 'top5']
+        >>> run.weights.name, run.model.num_classes
+        ('best.safetensors', 10)
     """
     started = time.monotonic()
     if recipe is None and not model and resume and out is not None and (Path(out) / "recipe.yaml").is_file():
