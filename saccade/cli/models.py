@@ -86,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
 def plot_families(families: list[str], path: Path) -> None:
     """Plot the printed rows of these families; an error if the comparison tables have none of them."""
     from saccade._files import write_file
-    from saccade.benchmark.plot import plot_trade_offs
+    from saccade.benchmark import plot_trade_offs
     from saccade.models.paper import comparison_rows
-    from saccade.reports.charts import to_png
+    from saccade.reports import to_png
 
     rows = comparison_rows()
     printed = [family for family in families if any(row["family"] == family for row in rows)]
@@ -105,8 +105,7 @@ def describe(
     """Return one dict per model: measured and published cost, differences in % (None where not comparable)."""
     import timm
 
-    from saccade import list_models
-    from saccade.benchmark import count
+    from saccade import count, list_models
     from saccade.models.paper import REPORTED
 
     rows = []

@@ -60,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
     model = saccade.load(args.checkpoint, device=pick_device(args.device))
     card: Any = model.card
     names = ("size", "top", "embed", "threshold", "window", "stride", "flip", "every")
-    options = {name: getattr(args, name) for name in names} | {"views": tuple(args.views), "scales": tuple(args.scales)}
+    options: dict[str, Any] = {name: getattr(args, name) for name in names} | {
+        "views": tuple(args.views),
+        "scales": tuple(args.scales),
+    }
     dtype = None if args.precision == "float32" else getattr(torch, args.precision)
     files = list_files(args.images, card.preprocess.frames > 0, args.every)
     stems: set[str] = set()
@@ -106,7 +109,7 @@ def path_of(source: Any) -> str:
 
 def run_onnx(args: argparse.Namespace) -> int:
     """Predict with onnxruntime alone; torch is not imported."""
-    from saccade.inference.onnx_predict import OnnxModel
+    from saccade.inference import OnnxModel
 
     if args.device not in ("auto", "cpu"):
         raise ValueError(f"a .onnx file runs on the CPU here, got --device {args.device}. Remove the flag.")
@@ -142,7 +145,7 @@ def onnx_rows(model: Any, files: list[Path], args: argparse.Namespace) -> Iterat
     """Predictions of an exported model; a segmenter writes its labels as PNG of class indices."""
     from saccade._files import unique_stem
     from saccade.data import BadImage, read_image
-    from saccade.inference.onnx_predict import class_areas
+    from saccade.inference import class_areas
 
     stems: set[str] = set()
     for file in files:

@@ -152,9 +152,7 @@ class _Run(NamedTuple):
     def _classify(self) -> tuple[Any, dict[str, Any]]:
         default, options = self.card.preprocess, self.options
         preprocess = default._replace(size=options.size or default.size, crop_pct=options.crop_pct or default.crop_pct)
-        batches = evaluation_loader(
-            self.source, preprocess, self.batch_size, self.workers, self.device, tuple(options.views)
-        )
+        batches = evaluation_loader(self.source, preprocess, self.batch_size, self.workers, self.device, options.views)
         evaluation = evaluate_classifier(
             self.model, self._counted(batches), self.card.num_classes, preprocess, *self._common(), options.flip
         )
@@ -237,7 +235,7 @@ def open_evaluation_data(
     if card.preprocess.frames:
         options["frames"] = card.preprocess.frames
     classes = card.classes or None
-    path = Path(data) if str(data) not in ("scenes", "motions") else data
+    path = Path(data) if str(data) not in ("scenes", "motions") else str(data)
     find = partial(find, **options)  # an option may have the name of a parameter of open_split
     names = list(find(path))
     held_out = next((name for name in EVAL_NAMES if name in names), None)

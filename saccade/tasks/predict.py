@@ -224,7 +224,7 @@ class ClassPredictor(Predictor):
 
     def _predict(self, samples: Sequence[Sample]) -> list[Prediction]:
         pixels = torch.stack([sample.pixels for sample in samples]).to(self.device)
-        embeddings: Sequence[Any] = [None] * len(samples)
+        embeddings: Any = [None] * len(samples)
         if self.options.embed:
             embeddings = embed_images(self.model, pixels, self.preprocess).cpu().numpy()
         multi_label = self.card.multi_label

@@ -1,6 +1,5 @@
 """Predictions of one image or video, typed per task: as data, drawn, and written to files."""
 
-import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from saccade._files import unique_stem, write_file, write_json
+from saccade._files import png_bytes, unique_stem, write_file, write_json
 from saccade.data.decode.inputs import ImageInput, read_input, read_video_input
 from saccade.data.decode.video import middle_frame
 from saccade.tasks.detection_drawing import describe_detections, draw_detections
@@ -263,12 +262,6 @@ class Predictions(list[Prediction]):
             cells.append(f'<figure style="display:inline-block;margin:8px;max-width:320px">{image}{caption}</figure>')
         hidden = len(self) - len(cells)
         return "".join(cells) + (f"<p>and {hidden} more</p>" if hidden > 0 else "")
-
-
-def png_bytes(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def save_png(image: Image.Image, path: Path) -> str:

@@ -71,7 +71,7 @@ class VideoFile:
     """
 
     def __init__(self, path: str | os.PathLike):
-        self.path = path if is_url(path) else Path(path)
+        self.path = str(path) if is_url(path) else Path(path)
         with _open_stream(self.path) as (container, stream):
             packets = [packet for packet in container.demux(stream) if packet.size]
             timestamps = [packet.pts for packet in packets]

@@ -6,7 +6,7 @@ map and sampled once. The operations are those of RandAugment (arXiv 1909.13719)
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -145,7 +145,7 @@ def sample_bilinear(pixels: Tensor, grid: Tensor) -> Tensor:
     return F.grid_sample(pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-def normalize(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+def normalize(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """(pixels - mean) / std per channel, for images (..., 3, H, W) or clips (B, 3, T, H, W) in [0, 1].
 
     With one mean the colour channels are averaged first, for models with one input channel.
