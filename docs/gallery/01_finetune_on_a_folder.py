@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 from PIL import Image
 
 import saccade
-from saccade.data.synthetic.photos import photo_paths
+from saccade.data import photo_paths
 
 random.seed(0)
 folder = Path(tempfile.mkdtemp())

@@ -54,7 +54,7 @@ print({name: round(loss.item(), 2) for name, loss in detector([torch.rand(3, 128
 # The feature maps of a photograph: the channel of the largest variance per stride.
 from PIL import Image
 
-from saccade.data.synthetic.photos import photo_paths
+from saccade.data import photo_paths
 
 photo = Image.open(photo_paths()["coffee"]).convert("RGB").resize((256, 160))
 transform = timm.data.create_transform((3, 160, 256), crop_pct=1.0)

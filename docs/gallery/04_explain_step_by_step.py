@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import saccade
-from saccade.data.synthetic.photos import photo_paths
+from saccade.data import photo_paths
 
 model = timm.create_model("paca_nano", pretrained=True).eval()  # weights are in the package
 config = timm.data.resolve_model_data_config(model)
@@ -45,7 +45,7 @@ figure.tight_layout()
 
 # %%
 # Which of them matter? Occlusion: the decrease of the logit when one token is multiplied by zero.
-from saccade.explanation.scores.importance import class_score, occlusion_importance
+from saccade.explanation import class_score, occlusion_importance
 
 importance = occlusion_importance(model, images, class_score(label), step=len(traces) - 1, count=len(maps))
 order = importance.argsort(descending=True)

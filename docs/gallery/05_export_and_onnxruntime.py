@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 
 import saccade  # noqa: F401  (registers the models with timm)
-from saccade.data.synthetic.photos import photo_paths
-from saccade.inference.export import export_model
+from saccade.data import photo_paths
+from saccade.inference import export_model
 
 model = timm.create_model("svit_nano", pretrained=True).eval()  # weights are in the package
 path = Path(tempfile.mkdtemp()) / "svit_nano.onnx"

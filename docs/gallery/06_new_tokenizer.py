@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import saccade
-from saccade.data.synthetic.scenes import Scenes
-from saccade.layers.grid import to_pixels
-from saccade.tokens.trace import AssignmentTrace
-from saccade.tokens.visual_tokens import TOKENIZERS
+from saccade.data import Scenes
+from saccade.layers import to_pixels
+from saccade.tokens import TOKENIZERS, AssignmentTrace
 
 
 class WindowTokenizer(nn.Module):
