@@ -50,11 +50,13 @@ class Card(NamedTuple):
     head: str = ""  # on the backbone `name`, for tasks with several heads
     head_kwargs: dict[str, Any] = {}  # noqa: RUF012
     shorter: int | None = None  # side to which images are resized in dense tasks; None keeps their size
+    multi_label: bool = False  # several classes per image: a sigmoid per class instead of a softmax over the classes
 
     def __repr__(self) -> str:
         model = f"{self.name}+{self.head}" if self.head else self.name
+        kind = "labels" if self.multi_label else "classes"
         frames = f", {self.preprocess.frames} frames" if self.preprocess.frames else ""
-        return f"Card({model}: {self.task}, {self.num_classes} classes, {self.preprocess.size} px{frames})"
+        return f"Card({model}: {self.task}, {self.num_classes} {kind}, {self.preprocess.size} px{frames})"
 
     def metadata(self) -> dict[str, str]:
         """The card as metadata of a safetensors file; `read_card` reads it."""
@@ -68,6 +70,8 @@ class Card(NamedTuple):
         }
         if self.head:
             metadata |= {"saccade.head": self.head, "saccade.head_kwargs": json.dumps(self.head_kwargs)}
+        if self.multi_label:
+            metadata["saccade.multi_label"] = "true"
         if self.shorter:
             metadata["saccade.shorter"] = str(self.shorter)
         return metadata
@@ -156,6 +160,7 @@ def read_card(path: str | os.PathLike) -> Card:
         metadata.get("saccade.head", ""),
         json.loads(metadata.get("saccade.head_kwargs", "{}")),
         int(metadata["saccade.shorter"]) if "saccade.shorter" in metadata else None,
+        metadata.get("saccade.multi_label") == "true",
     )
 
 
