@@ -282,7 +282,8 @@ def _progress_bar(show: bool, total: int, done: int) -> Iterator[Callable[[int, 
         rich.TextColumn("{task.fields[speed]:.0f} images/s, {task.fields[errors]} errors"),
         rich.TimeRemainingColumn(),
     )
-    with rich.Progress(*columns) as bar:
+    console = require("rich.console", "train").Console(stderr=True)
+    with rich.Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=total, completed=done, speed=0.0, errors=0)
         started, first = time.monotonic(), done
 
