@@ -22,6 +22,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+OPERATORS = (b"ray::MapWorker", b"ray::ReadFiles", b"ray::MapBatches", b"ray::Write", b"ray::StreamingRepartition")
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -50,13 +52,13 @@ def main() -> int:
             record["ids_equal"] = actual["id"].equals(expected["id"])
             record["rows_equal"] = actual.equals(expected)
             records.append(record)
+            if args.out:
+                args.out.write_text(json.dumps({"arguments": vars(args) | {"out": None}, "kills": records}, indent=1))
             print(json.dumps(record), flush=True)
             shutil.rmtree(out)
     failed = [record for record in records if not record["ids_equal"]]
     changed = [record for record in records if not record["rows_equal"]]
     print(f"{len(records)} kills: ids differ in {len(failed)}, other columns in {len(changed)}")
-    if args.out:
-        args.out.write_text(json.dumps({"arguments": vars(args) | {"out": None}, "kills": records}, indent=1))
     return 1 if failed else 0
 
 
@@ -119,14 +121,14 @@ def kill_once(args: argparse.Namespace, out: Path, target: str, delay: float, rn
 
 
 def ray_workers() -> list[int]:
-    """Processes that run tasks and actors of the Ray started here: descendants of this process named ray::…"""
+    """Processes that run operators of Ray Data: descendants of this process, named after the operator."""
     found = []
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if (entry / "cmdline").read_bytes().startswith(b"ray::"):
+                if (entry / "cmdline").read_bytes().startswith(OPERATORS):
                     found.append(int(entry.name))
             except OSError:
                 continue
@@ -138,7 +140,7 @@ def ray_workers() -> list[int]:
             pid = parents.get(pid, 0)
         return False
 
-    return [pid for pid in found if is_ours(pid) and b"IDLE" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in found if is_ours(pid)]
 
 
 def written(out: Path) -> int:

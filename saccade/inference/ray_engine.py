@@ -31,6 +31,7 @@ from saccade.tasks.predict import PredictOptions, Sample
 from saccade.tasks.results import Unreadable
 
 MANIFEST, CHECKPOINT, ROWS = "_manifest", "_checkpoint", "rows"
+BLOCK_BYTES = 8 << 20  # a batch or a few: what a block holds is lost when a run is killed
 CPUS_PER_ACTOR = 2  # without GPUs; other than that of decoding, or Ray Data would decode inside of the actors
 MIN_CPUS = 4  # of a Ray started here: the model, the checkpoint filter and decoding must run at the same time
 
@@ -54,17 +55,18 @@ def _execute(job: Job, actors: int | None) -> None:
         ray.init(log_to_driver=False, **({} if os.environ.get("RAY_ADDRESS") else own))
     try:
         context = data.DataContext.get_current()
-        before = context.checkpoint_config, context.enable_progress_bars
+        before = context.checkpoint_config, context.enable_progress_bars, context.target_max_block_size
         context.checkpoint_config = checkpoint.CheckpointConfig(
             id_column="id",
             checkpoint_path=str((job.out / CHECKPOINT).absolute()),
             delete_checkpoint_on_success=False,  # a second run after success must find it
         )
         context.enable_progress_bars = job.progress
+        context.target_max_block_size = BLOCK_BYTES
         try:
             _run_pipeline(job, actors)
         finally:
-            context.checkpoint_config, context.enable_progress_bars = before
+            context.checkpoint_config, context.enable_progress_bars, context.target_max_block_size = before
     finally:
         if started_here:
             ray.shutdown()
@@ -80,11 +82,11 @@ def _run_pipeline(job: Job, actors: int | None) -> None:
     count = actors or (gpus if on_gpu else max(1, int(0.75 * resources.get("CPU", 1)) // CPUS_PER_ACTOR))
     arguments = (job.task, job.options, "cuda" if on_gpu else "cpu", job.dtype, job.tokens)
     model = ray.put(job.model.cpu())
-    files = sorted(str(file.absolute()) for file in (job.out / MANIFEST).glob("*.parquet"))
-    rows = data.read_parquet(files, override_num_blocks=len(files))  # Ray Data would combine small files
+    rows = data.read_parquet(str((job.out / MANIFEST).absolute()))
+    rows = rows.repartition(target_num_rows_per_block=job.part_rows)  # Ray Data reads small files as one block
     rows = rows.map_batches(
         _decode_batches,
-        batch_size=None,  # a block, which is one or several files of the manifest
+        batch_size=None,  # a block
         batch_format="pyarrow",
         fn_args=(card, job.options, job.batch_size, job.inputs.image_column),
         num_cpus=1,
