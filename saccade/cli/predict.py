@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "images",
         nargs="+",
         metavar="IMAGE",
-        help="image or video files, URLs, or folders of files; with --format parquet also globs, Parquet and tar shards",
+        help="image or video files, URLs, or folders; with --format parquet also globs, Parquet and tar shards",
     )
     parser.add_argument("--size", type=int, metavar="PX", help="input size (default: the checkpoint's)")
     parser.add_argument(
