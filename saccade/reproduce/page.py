@@ -15,8 +15,8 @@ METHOD = f"""## How a verdict is made
 A run trains one arm with one seed; all arms of a claim share one recipe, fixed before the first run. The metric is that
 of the validation set after the last epoch, in percent; a run that diverged counts with its last validation. Differences
 are paired by seed: runs of one seed see the same images in the same order with the same augmentation. For every pair of
-arms the {100 - 200 * ALPHA:.0f} % interval of the mean difference (paired t test) is compared with what the claim allows:
-above 0 for A > B, above -margin for A >= B, between -margin and margin for A = B (two one-sided tests).
+arms the {100 - 200 * ALPHA:.0f} % interval of the mean difference (paired t test) is compared with what the claim
+allows: above 0 for A > B, above -margin for A >= B, between -margin and margin for A = B (two one-sided tests).
 
 - **{CONFIRMED}**: the intervals of all pairs lie inside; the probability of a false confirmation is at most
   {100 * ALPHA:.0f} %.

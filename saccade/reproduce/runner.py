@@ -36,6 +36,8 @@ class Runner:
         on_event: called with a line of text about every run.
     """
 
+    worker = "saccade.reproduce.worker"  # the module that executes a run
+
     def __init__(
         self,
         out: Path,
@@ -107,7 +109,7 @@ class Runner:
         write_json(folder / "spec.json", spec)
         environment = dict(os.environ)
         environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self.jobs)))
-        command = [sys.executable, "-m", "saccade.reproduce.worker", str(folder)]
+        command = [sys.executable, "-m", self.worker, str(folder)]
         with open(folder / "log.txt", "ab") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True

@@ -15,6 +15,7 @@ pair is, with the error divided by the number of pairs (Bonferroni).
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from saccade._extras import require
@@ -85,7 +86,9 @@ def interval(mean: float, spread: float, count: int, alpha: float) -> tuple[floa
     return mean - width, mean + width
 
 
+@cache
 def critical(count: int, alpha: float) -> float:
+    """The quantile of Student's t."""
     return float(require("scipy.stats", "train").t.ppf(1 - alpha, count - 1))
 
 
@@ -108,11 +111,17 @@ def _one_sided(distance: float, spread: float, count: int) -> float:
 
 def detectable(spread: float, count: int) -> float:
     """The true difference that a one-sided test shows with probability `POWER`, with the measured spread."""
-    low, high = 0.0, 100.0 * max(spread, 1e-9)
+    return spread * _unit_detectable(count)
+
+
+@cache
+def _unit_detectable(count: int) -> float:
+    """The detectable difference at a spread of 1, by bisection."""
+    low, high = 0.0, 100.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if _one_sided(middle, spread, count) < POWER else (low, middle)
-    return high if spread else 0.0
+        low, high = (middle, high) if _one_sided(middle, 1.0, count) < POWER else (low, middle)
+    return high
 
 
 def combine(verdicts: Sequence[str]) -> str:
