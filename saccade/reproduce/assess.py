@@ -151,7 +151,7 @@ def sentence(assessment: dict[str, Any]) -> str:
     text = {
         CONFIRMED: f"The order holds, {'at its weakest ' if len(pairs) > 1 else ''}{found}.",
         NO_DIFFERENCE: f"Neither order is shown, {found}; {detectable}.",
-        UNDECIDED: f"Neither the claim nor its opposite is shown, {found}; {detectable}.",
+        UNDECIDED: f"Neither the claim nor its opposite is shown, {found}.",
         CONTRADICTED: f"The opposite is shown, {found}.",
     }[verdict]
     return " ".join(filter(None, (text, assessment["comment"])))
