@@ -20,7 +20,16 @@ NEEDS = {
 
 def test_gallery_has_the_promised_examples():
     names = " ".join(script.stem for script in SCRIPTS)
-    for word in ("finetune", "features", "authors_checkpoint", "explain", "onnxruntime", "tokenizer", "captum", "quantus"):
+    for word in (
+        "finetune",
+        "features",
+        "authors_checkpoint",
+        "explain",
+        "onnxruntime",
+        "tokenizer",
+        "captum",
+        "quantus",
+    ):
         assert word in names
 
 

@@ -171,9 +171,7 @@ def _score_image(subject: Subject, sample: Sample, size: int, table: _Table, rng
         _add_curves(subject, observation, importance[observation.steps[-1].index], table, rng)
 
 
-def _aligned_view(
-    sample: Sample, size: int, square: bool = False
-) -> tuple[View, np.ndarray | None, np.ndarray | None]:
+def _aligned_view(sample: Sample, size: int, square: bool = False) -> tuple[View, np.ndarray | None, np.ndarray | None]:
     """View, mask and boxes of the uncropped image; canvas, mask and boxes at most MAX_SIDE pixels long.
 
     The model's input has the aspect ratio of the image, or is stretched to a square.
