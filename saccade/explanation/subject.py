@@ -11,9 +11,10 @@ from timm.models import get_pretrained_cfg
 from torch import Tensor, nn
 
 from saccade.data.decode.inputs import ImageInput, VideoInput
+from saccade.data.transforms.batch import normalize
 from saccade.explanation.clips import ClipView, load_clip
 from saccade.explanation.hooks.record import grouping_modules
-from saccade.explanation.images import View, load_crop, load_view, normalize_images
+from saccade.explanation.images import View, load_crop, load_view
 from saccade.models.card import Card, Preprocess, preprocess_of, weights_file
 from saccade.models.checkpoint import load_checkpoint, read_state_dict
 from saccade.models.registry import create_model, embedded_tag, list_models
@@ -71,7 +72,7 @@ class Subject(NamedTuple):
 
     def prepare(self, images: Tensor) -> Tensor:
         """Images or clips in [0, 1], normalised, with the model's device and dtype."""
-        return normalize_images(images, self.mean, self.std).to(next(self.model.parameters()))
+        return normalize(images, self.mean, self.std).to(next(self.model.parameters()))
 
 
 def load_subject(

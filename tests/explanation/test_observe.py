@@ -12,7 +12,6 @@ from saccade.tokens.super_tokens import SuperTokenizer
 from saccade.tokens.trace import AssignmentTrace
 from tests.explanation.planted import observation, quadrants, region_trace, step, view
 
-
 DOTS = [(24, 40), (50, 31), (77, 60), (33, 79), (90, 22), (61, 48), (45, 66), (70, 35)]
 
 

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from saccade._files import write_file
 from saccade.explanation.drawing.density import BANDWIDTH
-from saccade.explanation.drawing.figure import write_atomic
 from saccade.explanation.figures.mosaic import strongest_tokens
 from saccade.explanation.images import View, input_size
 from saccade.explanation.observe import Observation, Step, eval_mode, observe
@@ -56,9 +56,9 @@ class Scores:
         from saccade.reports.charts import to_png
 
         out = Path(out)
-        write_atomic(out / "scores.json", json.dumps(self.summary(), indent=1))
-        write_atomic(out / "scores.png", to_png(chart(self)))
-        return write_atomic(out / "scores.html", page(self))
+        write_file(out / "scores.json", json.dumps(self.summary(), indent=1))
+        write_file(out / "scores.png", to_png(chart(self)))
+        return write_file(out / "scores.html", page(self))
 
 
 def score(
@@ -171,9 +171,7 @@ def _score_image(subject: Subject, sample: Sample, size: int, table: _Table, rng
         _add_curves(subject, observation, importance[observation.steps[-1].index], table, rng)
 
 
-def _aligned_view(
-    sample: Sample, size: int, square: bool = False
-) -> tuple[View, np.ndarray | None, np.ndarray | None]:
+def _aligned_view(sample: Sample, size: int, square: bool = False) -> tuple[View, np.ndarray | None, np.ndarray | None]:
     """View, mask and boxes of the uncropped image; canvas, mask and boxes at most MAX_SIDE pixels long.
 
     The model's input has the aspect ratio of the image, or is stretched to a square.
