@@ -1,4 +1,4 @@
-"""Stands in for `saccade.reproduce.worker`: no training; behaves as the run's kwargs say."""
+"""A replacement of `saccade.reproduce.worker` without training, which behaves as the kwargs of the run say."""
 
 import json
 import signal

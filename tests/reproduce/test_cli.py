@@ -1,4 +1,4 @@
-"""`saccade reproduce`: the list, refused flags, a run of a claim by stand-in workers."""
+"""`saccade reproduce`: the list, refused flags, a run of a claim by fake workers."""
 
 import json
 from pathlib import Path

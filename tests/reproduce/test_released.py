@@ -60,9 +60,9 @@ def build_small(release: Release, state_dict) -> tuple[torch.nn.Module, Card]:
 def images(tmp_path):
     """8 validation images: 4 of class a, 3 of b, 1 of c."""
     rng = np.random.default_rng(0)
-    for label, count in (("a", 4), ("b", 3), ("c", 1)):
+    for label, count in (("val/a", 4), ("val/b", 3), ("val/c", 1), ("train/a", 1), ("train/b", 1), ("train/c", 1)):
         for number in range(count):
-            file = tmp_path / "imagenet/val" / label / f"{number}.png"
+            file = tmp_path / "imagenet" / label / f"{number}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(rng.integers(0, 256, (70, 80, 3), dtype=np.uint8)).save(file)
     return tmp_path / "imagenet"
