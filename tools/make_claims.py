@@ -33,7 +33,7 @@ claims a direction: this is better than that. `saccade reproduce` trains the arm
 data with one recipe, several seeds each, and tests whether the direction holds there. It does not repeat the papers'
 training: a claim about ImageNet may be true and not show at this scale.
 
-```
+```bash
 saccade reproduce --list                                             # the claims and what is measured
 saccade reproduce vt-tokenizer --data tiny-imagenet/ --jobs 6        # one claim
 saccade reproduce --data tiny-imagenet/ camvid/ --jobs 8 --budget 10 # all of them, in pieces of ten minutes:
