@@ -42,7 +42,7 @@ PACKAGES = {
     "engine": Rule("recipes, training, evaluation", ("benchmark", "data", "inference", "models", "tasks", "reports")),
     "explanation": Rule(
         "`saccade.record`, figures, scores",
-        ("data", "layers", "models", "ops.enabled", "reports", "tasks", "tokens.trace"),
+        ("data", "layers", "models", "ops.enabled", "reports", "tasks", "tokens.locate", "tokens.trace"),
     ),
 }
 EVERYTHING = {"__init__", "cli", "web"}  # may import all packages; no package imports cli or web

@@ -63,8 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from saccade.benchmark import describe_machine, measure, measure_ceiling
-    from saccade.benchmark.timing import DTYPES
+    from saccade.benchmark import DTYPES, describe_machine, measure, measure_ceiling
     from saccade.cli import pick_device, print_json
 
     check_numbers(args)
@@ -152,9 +151,9 @@ def make_cases(args: argparse.Namespace, device: str) -> list[Any]:
 
     import timm
 
+    from saccade import list_models
     from saccade.benchmark import Case
     from saccade.cli import settings
-    from saccade.models.registry import list_models
 
     for name in [*args.models, *([args.baseline] if args.baseline else [])]:
         if not timm.is_model(name):
@@ -210,10 +209,9 @@ def add_ratios(rows: list[dict[str, Any]], baseline: str) -> None:
 
 def write_results(document: dict[str, Any], args: argparse.Namespace) -> list[Path]:
     """Write the measurements as JSON and as one HTML page, and the plot as PNG; returns the paths."""
-    from saccade.benchmark.plot import plot_accuracy, plot_scaling, published_accuracy
-    from saccade.explanation.drawing.figure import write_atomic
-    from saccade.reports.charts import to_png, to_svg
-    from saccade.reports.page import render
+    from saccade._files import write_file
+    from saccade.benchmark import plot_accuracy, plot_scaling, published_accuracy
+    from saccade.reports import render, to_png, to_svg
 
     machine, rows = document["machine"], document["rows"]
     card = "-".join(machine["device"].split()[:3]).lower().replace("(r)", "").replace("/", "")
@@ -242,7 +240,7 @@ def write_results(document: dict[str, Any], args: argparse.Namespace) -> list[Pa
     files: dict[str, str | bytes] = {"json": json.dumps(document, indent=1), "html": page}
     if chart:
         files["png"] = to_png(chart)
-    return [write_atomic(Path(args.out) / f"{stem}.{suffix}", content) for suffix, content in files.items()]
+    return [write_file(Path(args.out) / f"{stem}.{suffix}", content) for suffix, content in files.items()]
 
 
 def print_table(document: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from saccade.cli import print_json
-    from saccade.inference.export import FORMATS, export_model
+    from saccade.inference import FORMATS, export_model
 
     path = Path(args.out)
     kind = args.format or path.suffix.removeprefix(".")
@@ -82,10 +82,9 @@ def open_named(args: argparse.Namespace) -> tuple[Any, Any]:
     import timm
     import torch
 
-    from saccade import weights
+    from saccade import create_model, load, weights
     from saccade.cli import settings
-    from saccade.models.registry import create_model
-    from saccade.tasks.load import card_of, describe_model, load
+    from saccade.tasks.load import card_of, describe_model
 
     options = settings(args.set)
     if not Path(args.model).exists() and not options and weights.find(args.model) is None and timm.is_model(args.model):

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "images",
         nargs="+",
         metavar="IMAGE",
-        help="image or video files, or folders of them; with --format parquet also globs, Parquet, tar shards and URLs",
+        help="image or video files, URLs, or folders; with --format parquet also globs, Parquet and tar shards",
     )
     parser.add_argument("--size", type=int, metavar="PX", help="input size (default: the checkpoint's)")
     parser.add_argument(
@@ -44,13 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--views", type=int, nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="views per video (papers: 4 3)"
     )
     parser.add_argument("--embed", action="store_true", help="write the features before the classifier to --out")
+    parser.add_argument(
+        "--every", type=float, default=1.0, metavar="S", help="image models on videos: a frame every S seconds (1)"
+    )
     parser.add_argument("--csv", action="store_true", help="print CSV: one row per class, class area or object")
     parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
     segmentation = add_inference_arguments(parser)
     segmentation.add_argument("--flip", action="store_true", help="average with the mirrored image")
     group = parser.add_argument_group("detection")
     group.add_argument(
-        "--threshold", type=float, default=0.5, metavar="X", help="minimum score of a detection (default: 0.5)"
+        "--threshold", type=float, default=0.5, metavar="X", help="minimum score of a detection or label (default: 0.5)"
     )
     add_batch_arguments(parser)
 
@@ -89,32 +92,36 @@ def run(args: argparse.Namespace) -> int:
         return run_onnx(args)
     import torch
 
+    import saccade
+    from saccade._files import unique_stem
     from saccade.cli import pick_device
-    from saccade.tasks.predict import PredictOptions, make_predictor, predict_stream
-    from saccade.tasks.results import Unreadable, unique_stem
 
-    options = PredictOptions(
-        args.size, args.top, args.embed, tuple(args.views), args.threshold,
-        args.window, args.stride, tuple(args.scales), args.flip,
-    )  # fmt: skip
+    model = saccade.load(args.checkpoint, device=pick_device(args.device))
+    card: Any = model.card
+    names = ("size", "top", "embed", "threshold", "window", "stride", "flip", "every")
+    options: dict[str, Any] = {name: getattr(args, name) for name in names} | {
+        "views": tuple(args.views),
+        "scales": tuple(args.scales),
+    }
     dtype = None if args.precision == "float32" else getattr(torch, args.precision)
-    predictor = make_predictor(args.checkpoint, options, pick_device(args.device), dtype)
-    files = list_files(args.images, predictor.is_video)
-    stems: Counter[str] = Counter()
+    files = list_files(args.images, card.preprocess.frames > 0, args.every)
+    stems: set[str] = set()
     embeddings: dict[str, Any] = {}
 
     def rows() -> Iterator[dict[str, Any]]:
-        for file, result in zip(files, predict_stream(predictor, files, args.batch or 16), strict=True):
-            row = result.to_dict() | {"image": str(file)}
-            if not isinstance(result, Unreadable):
+        results = saccade.predict_stream(model, files, args.batch or 16, dtype=dtype, **options)
+        for file, result in zip(files, results, strict=True):
+            name = path_of(file)
+            row = result.to_dict() | {"image": name}
+            if not isinstance(result, saccade.Unreadable):
                 stem = unique_stem(result.name, stems)
                 if args.embed:
-                    embeddings[str(file)] = result.embedding  # type: ignore[attr-defined] # a Classification
-                if args.out and predictor.task != "classification":
+                    embeddings[name] = result.embedding  # type: ignore[attr-defined] # a Classification
+                if args.out and card.task != "classification":
                     row |= result.save_images(args.out, stem)
             yield row
 
-    code = report(args, predictor.task, rows(), len(files))
+    code = report(args, card.task, rows(), len(files))
     if args.embed:
         write_embeddings(Path(args.out) / "embeddings.npz", embeddings)
     return code
@@ -174,15 +181,28 @@ def run_batch(args: argparse.Namespace) -> int:
     return 0
 
 
-def list_files(paths: list[str], videos: bool = False) -> list[Path]:
-    from saccade.data.decode import files
+def list_files(paths: list[str], videos: bool, every: float) -> list[Any]:
+    """Files, URLs, and frames of videos for image models; a path that does not exist is an error."""
+    from saccade.data import is_url, list_inputs
 
-    return [file for path in paths for file in files.list_files(Path(path), videos)]
+    for path in paths:
+        if not is_url(path) and not Path(path).exists():
+            raise ValueError(f"no such file or folder: {path}.")
+    return list_inputs(paths, videos, every)
+
+
+def path_of(source: Any) -> str:
+    """The path of a file, with the time of a frame."""
+    from saccade.data import VideoFrame
+
+    if not isinstance(source, VideoFrame):
+        return str(source)
+    return f"{str(source.video.path).removesuffix(Path(source.video.path).name)}{source.name}"
 
 
 def run_onnx(args: argparse.Namespace) -> int:
     """Predict with onnxruntime alone; torch is not imported."""
-    from saccade.inference.onnx_predict import OnnxModel
+    from saccade.inference import OnnxModel
 
     if args.device not in ("auto", "cpu"):
         raise ValueError(f"a .onnx file runs on the CPU here, got --device {args.device}. Remove the flag.")
@@ -195,6 +215,7 @@ def run_onnx(args: argparse.Namespace) -> int:
         "flip": False,
         "embed": False,
         "views": (1, 1),
+        "every": 1.0,
         "batch": None,
     }
     for flag, default in defaults.items():
@@ -207,16 +228,19 @@ def run_onnx(args: argparse.Namespace) -> int:
         raise ValueError(f"threshold applies to detection, not to {model.task}. Remove it.")
     if model.preparation["frames"]:
         raise ValueError(f"{args.checkpoint} is a video model. `saccade predict CHECKPOINT VIDEO` decodes videos.")
-    files = list_files(args.images)
+    from saccade.data import list_files
+
+    files = [file for path in args.images for file in list_files(Path(path))]
     return report(args, model.task, onnx_rows(model, files, args), len(files))
 
 
 def onnx_rows(model: Any, files: list[Path], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Predictions of an exported model; a segmenter writes its labels as PNG of class indices."""
-    from saccade.data.decode.image import BadImage, read_image
-    from saccade.inference.onnx_predict import class_areas
+    from saccade._files import unique_stem
+    from saccade.data import BadImage, read_image
+    from saccade.inference import class_areas
 
-    stems: Counter[str] = Counter()
+    stems: set[str] = set()
     for file in files:
         row: dict[str, Any] = {"image": str(file)}
         try:
@@ -234,9 +258,8 @@ def onnx_rows(model: Any, files: list[Path], args: argparse.Namespace) -> Iterat
         labels = model.segment(image, args.size)
         row["classes"] = class_areas(labels, model.classes)
         if args.out:
-            stems[file.stem] += 1
-            name = file.stem if stems[file.stem] == 1 else f"{file.stem}-{stems[file.stem]}"
-            row["labels"] = write_label_image(labels, Path(args.out) / f"{name}_labels.png")
+            path = Path(args.out) / f"{unique_stem(file.name, stems)}_labels.png"
+            row["labels"] = write_label_image(labels, path)
         yield row
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from saccade.data.synthetic.photos import photo_paths
-from saccade.web.inspection import default_token, token_at
+from saccade.explanation.inspection import default_token, token_at
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium: apt-get install chromium")
