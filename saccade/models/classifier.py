@@ -24,7 +24,7 @@ class Classifier(nn.Module):
 
 
 class StagedClassifier(Classifier):
-    """A classifier with `stages` at strides 4, 8, 16 and 32; features are the outputs of stages, without another norm."""
+    """A classifier with `stages` at strides 4, 8, 16 and 32, whose outputs are its features."""
 
     stages: nn.Sequential | nn.ModuleList
 
