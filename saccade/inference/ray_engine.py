@@ -221,7 +221,7 @@ def unpack_batch(row: dict[str, list[Any]]) -> list[Sample | Unreadable]:
     for number, name, error, pixels, shape, size in zip(*row.values(), strict=True):
         item = Input(number, name, "")
         if error is not None:
-            samples.append(Unreadable(name, item, error))
+            samples.append(Unreadable(name, item, error))  # type: ignore[arg-type] # declared for users' inputs
             continue
         array = np.frombuffer(pixels, np.uint8).reshape(shape).copy()
         samples.append(Sample(name, item, torch.from_numpy(array), tuple(size)))
