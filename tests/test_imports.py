@@ -40,6 +40,10 @@ PACKAGES = {
     ),
     "benchmark": Rule("cost and speed", ("inference", "models", "reports", "tasks", "tokens.trace")),
     "engine": Rule("recipes, training, evaluation", ("benchmark", "data", "inference", "models", "tasks", "reports")),
+    "reproduce": Rule(
+        "the papers' claims: declared comparisons, paired runs, verdicts",
+        ("benchmark", "data", "engine", "models", "reports", "tasks"),
+    ),
     "explanation": Rule(
         "`saccade.record`, figures, scores",
         ("data", "layers", "models", "ops.enabled", "reports", "tasks", "tokens.locate", "tokens.trace"),

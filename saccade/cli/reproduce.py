@@ -252,6 +252,6 @@ def print_released(document: dict[str, Any]) -> None:
     for column in ("paper", "measured", "difference"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
-        numbers = (f"{row['printed']:.2f}", f"{row['top1']:.2f}", f"{row['difference']:+.2f}")
-        table.add_row(row["label"], row["weights"], *numbers)
+        cells = (f"{row['printed']:.2f}", f"{row['top1']:.2f}", f"{row['difference']:+.2f}")
+        table.add_row(row["label"], row["weights"], *cells)
     Console(width=max(100, Console().width)).print(table)

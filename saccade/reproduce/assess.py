@@ -143,15 +143,15 @@ def sentence(assessment: dict[str, Any]) -> str:
         return f"Not measured: {done} of {planned} runs are done." if done else "Not measured yet."
     deciding = [pair for pair in pairs if pair["verdict"] == combine([pair["verdict"] for pair in pairs])]
     weakest = min(deciding, key=lambda pair: pair["low"] - pair["least"])
-    found = (
+    effect = (
         f"{weakest['order']}: {weakest['mean']:+.2f} points of {unit} (90 % interval {weakest['low']:+.2f} to "
         f"{weakest['high']:+.2f}, {weakest['seeds']} seeds)"
     )
     detectable = f"differences below {weakest['detectable']:.1f} points were likely to be missed"
     text = {
-        CONFIRMED: f"The order holds, {'at its weakest ' if len(pairs) > 1 else ''}{found}.",
-        NO_DIFFERENCE: f"Neither order is shown, {found}; {detectable}.",
-        UNDECIDED: f"Neither the claim nor its opposite is shown, {found}.",
-        CONTRADICTED: f"The opposite is shown, {found}.",
+        CONFIRMED: f"The order holds, {'at its weakest ' if len(pairs) > 1 else ''}{effect}.",
+        NO_DIFFERENCE: f"Neither order is shown, {effect}; {detectable}.",
+        UNDECIDED: f"Neither the claim nor its opposite is shown, {effect}.",
+        CONTRADICTED: f"The opposite is shown, {effect}.",
     }[verdict]
     return " ".join(filter(None, (text, assessment["comment"])))

@@ -63,7 +63,7 @@ class Claim(NamedTuple):
     beside: list[str] = []  # noqa: RUF012 # further metrics to show
     printed_beside: dict[str, dict[str, float]] = {}  # noqa: RUF012
     note: str = ""  # how the runs differ from the paper's
-    comment: str = ""  # what an investigation of the result found
+    comment: str = ""  # what an investigation of the result matching
 
     @property
     def task(self) -> str:
@@ -110,18 +110,18 @@ def select(names: Sequence[str], claims: dict[str, Claim]) -> list[Claim]:
         return first + [claim for claim in claims.values() if claim not in first]
     chosen: dict[str, Claim] = {}
     for name in names:
-        found = [claims[name]] if name in claims else [c for c in claims.values() if c.name.startswith(f"{name}-")]
-        if not found:
+        matching = [claims[name]] if name in claims else [c for c in claims.values() if c.name.startswith(f"{name}-")]
+        if not matching:
             close = get_close_matches(name, claims, 1)
             hint = f"Did you mean {close[0]}?" if close else "saccade reproduce --list lists them."
             raise ClaimError(f"expected a claim, got {name!r}. {hint}")
-        chosen |= {claim.name: claim for claim in found}
+        chosen |= {claim.name: claim for claim in matching}
     return list(chosen.values())
 
 
-def _is_new(key: tuple[str, str], known: set[tuple[str, str]]) -> bool:
-    new = key not in known
-    known.add(key)
+def _is_new(key: tuple[str, str], tables: set[tuple[str, str]]) -> bool:
+    new = key not in tables
+    tables.add(key)
     return new
 
 

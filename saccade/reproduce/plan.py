@@ -64,8 +64,8 @@ def plan_runs(
         for seed in range(seeds):
             for label in claim.arms:
                 run = run_of(claim, label, seed, changes, data)
-                known = runs.get(run.key, run._replace(uses=()))
-                runs[run.key] = known._replace(uses=(*known.uses, *run.uses))
+                planned = runs.get(run.key, run._replace(uses=()))
+                runs[run.key] = planned._replace(uses=(*planned.uses, *run.uses))
     return list(runs.values())
 
 

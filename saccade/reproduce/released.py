@@ -1,6 +1,7 @@
 """The authors' released weights on the papers' own data: printed against measured accuracy."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,7 @@ def evaluate_released(
     rows = []
     for label, name in claim.weights.items():
         release = find_release(name)
-        report = None
-        if on_progress:
-
-            def report(done: int, total: int, name: str = name) -> None:
-                on_progress(name, done, total)
-
+        report = partial(on_progress, name) if on_progress else None
         metrics = evaluate(
             fetch_release(release), data, batch_size=batch_size, workers=workers, device=device, dtype=dtype,
             limit=limit, on_progress=report,

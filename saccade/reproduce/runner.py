@@ -57,7 +57,7 @@ class Runner:
 
     def execute(self, runs: Sequence[PlannedRun]) -> None:
         """Run everything that has no result yet; returns when done, out of time or interrupted."""
-        # Runs that have the device to themselves come last, so that the others fill it together before.
+        # Runs that have the device to themselves come last, so that the others fill it before.
         pending = sorted((run for run in runs if read_result(self.out, run.key) is None), key=lambda run: run.exclusive)
         total = len(pending)
         with self.interruptible():
@@ -68,8 +68,8 @@ class Runner:
                     if reason := self.too_late(run):
                         self.waiting[run.key] = reason
                     else:
-                        together = len(self.processes) + 1 + sum(not other.exclusive for other in pending)
-                        self.start(run, 1 if run.exclusive else min(self.jobs, together))
+                        parallel = len(self.processes) + 1 + sum(not other.exclusive for other in pending)
+                        self.start(run, 1 if run.exclusive else min(self.jobs, parallel))
                 if self.out_of_time():
                     break
                 time.sleep(POLL_SECONDS if self.processes else 0)

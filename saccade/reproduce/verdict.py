@@ -1,4 +1,4 @@
-"""The test behind a verdict: a confidence interval of paired differences against what the claim allows.
+"""The test of a claim: a confidence interval of paired differences against what the claim allows.
 
 For two arms, d is the difference of their metrics with the same seed (the same data order and augmentation), n the
 number of seeds. The interval mean(d) -+ t(1 - alpha, n - 1) * sd(d) / sqrt(n) has one-sided error `ALPHA` at each end.

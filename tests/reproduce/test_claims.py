@@ -153,7 +153,7 @@ def test_identical_arms_run_once():
 def test_key_depends_on_everything_that_changes_a_result():
     claim = CLAIMS["svit-cpe"]
     base = run_of(claim, "CPE", 0)
-    others = [
+    changed = [
         run_of(claim, "none", 0),
         run_of(claim, "CPE", 1),
         run_of(claim, "CPE", 0, ["epochs=1"]),
@@ -161,7 +161,7 @@ def test_key_depends_on_everything_that_changes_a_result():
         run_of(claim._replace(recipe=claim.recipe | {"epochs": 3}), "CPE", 0),
         run_of(claim._replace(exclusive=True), "CPE", 0),
     ]
-    assert len({run.key for run in [base, *others]}) == 7
+    assert len({run.key for run in [base, *changed]}) == 7
     assert run_of(claim, "CPE", 0, data={"tiny-imagenet": "/elsewhere/tiny-imagenet"}).key == base.key
 
 

@@ -16,8 +16,8 @@ CLAIMS = load_claims()
 
 def store(out, claim, values, changes=(), shared=False, latency=None, metric="top1"):
     """Write a result for every arm and seed; values by arm."""
-    for label, numbers in values.items():
-        for seed, value in enumerate(numbers):
+    for label, seeds_of_arm in values.items():
+        for seed, value in enumerate(seeds_of_arm):
             run = run_of(claim, label, seed, changes)
             metrics = {metric: value} if isinstance(value, float) else value
             result = {"metrics": metrics, "multiply_adds": 150e6, "epochs": 16.0, "minutes": 1.5, "diverged": None}

@@ -87,9 +87,9 @@ def wait_for(condition, process: subprocess.Popen) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_run_killed_half_way_continues_to_the_same_result(tmp_path, number):
-    changes = (*(change for change in TINY if not change.startswith("epochs")), "epochs=40")
-    whole, spec = prepare(tmp_path / "whole", changes=changes)
-    assert start(whole).wait() == 0
+    changes = (*(change for change in TINY if not change.startswith("epochs")), "epochs=12")
+    uninterrupted, spec = prepare(tmp_path / "uninterrupted", changes=changes)
+    assert start(uninterrupted).wait() == 0
     expected = json.loads(Path(spec["result"]).read_text())
     folder, spec = prepare(tmp_path / "stopped", changes=changes)
     process = start(folder)
