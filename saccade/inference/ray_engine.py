@@ -120,13 +120,13 @@ def _run_pipeline(job: Job, actors: int | None) -> None:
 
 def manifest_schema() -> Any:
     pa = require("pyarrow", "scale")
-    numbers = [(name, pa.int64()) for name in ("row", "offset", "size")]
+    places = [(name, pa.int64()) for name in ("row", "offset", "size")]
     return pa.schema(
         [
             pa.field("id", pa.int64(), False),
             pa.field("name", pa.string(), False),
             pa.field("path", pa.binary(), False),  # of a file system: not always UTF-8
-            *(pa.field(*field) for field in numbers),
+            *(pa.field(*field) for field in places),
             pa.field("error", pa.string()),
         ]
     )
