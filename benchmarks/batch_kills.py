@@ -72,7 +72,7 @@ class cluster:
         if self.engine == "ray":
             import ray
 
-            os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise, and other load would starve the workers
+            os.environ.setdefault("RAY_worker_niceness", "0")  # the drivers' own: other load would starve the workers
             ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
             os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
 
