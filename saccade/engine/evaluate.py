@@ -152,9 +152,7 @@ class _Run(NamedTuple):
     def _classify(self) -> tuple[Any, dict[str, Any]]:
         default, options = self.card.preprocess, self.options
         preprocess = default._replace(size=options.size or default.size, crop_pct=options.crop_pct or default.crop_pct)
-        batches = evaluation_loader(
-            self.source, preprocess, self.batch_size, self.workers, self.device, tuple(options.views)
-        )
+        batches = evaluation_loader(self.source, preprocess, self.batch_size, self.workers, self.device, options.views)
         evaluation = evaluate_classifier(
             self.model, self._counted(batches), self.card.num_classes, preprocess, *self._common(), options.flip
         )
@@ -237,15 +235,18 @@ def open_evaluation_data(
     if card.preprocess.frames:
         options["frames"] = card.preprocess.frames
     classes = card.classes or None
-    path = Path(data) if str(data) not in ("scenes", "motions") else data
+    path = Path(data) if str(data) not in ("scenes", "motions") else str(data)
     find = partial(find, **options)  # an option may have the name of a parameter of open_split
     names = list(find(path))
     held_out = next((name for name in EVAL_NAMES if name in names), None)
-    if split is None and held_out is None and recipe is not None and is_training_data and not recipe.data.val_path:
-        fraction = recipe.data.val_fraction
-        limit = getattr(recipe.data, "limit", None)
-        source = open_train_and_val(path, None, fraction, recipe.seed, find, limit)[1]
-        return EvaluationData(source, f"the {fraction:.0%} that training held out", False)
+    if held_out is None and recipe is not None and is_training_data and not recipe.data.val_path:
+        fraction, limit = recipe.data.val_fraction, getattr(recipe.data, "limit", None)
+        train_name = next((name for name in TRAIN_NAMES if name in names), "train")
+        if split in (None, "val", train_name):  # the parts that training made of the data
+            parts = open_train_and_val(path, None, fraction, recipe.seed, find, limit)
+            if split == train_name:
+                return EvaluationData(parts[0], f"the {1 - fraction:.0%} that the model was trained on", True)
+            return EvaluationData(parts[1], f"the {fraction:.0%} that training held out", False)
     name = split or held_out or names[0]
     source = open_split(path, split, classes, find)
     trained_on = is_training_data and (name in TRAIN_NAMES or (name == names[0] and held_out is None))

@@ -53,6 +53,7 @@ def test_teacher_gets_images_in_its_own_normalisation():
     torch.testing.assert_close(model.inputs[0], (pixels - 0.5) / 0.5)
 
 
+@pytest.mark.shows("VT-57")
 def test_teacher_is_frozen_and_stays_in_evaluation_mode():
     teacher = Teacher(SpyModel(), 3, STUDENT).train()
     assert not teacher.model.training

@@ -19,7 +19,7 @@ import httpx
 
 import saccade
 from saccade.data.synthetic.photos import photo_paths
-from saccade.web.inspection import mosaic_image, summarize, summarize_token, token_at, token_image
+from saccade.explanation.inspection import mosaic_image, summarize, summarize_token, token_at, token_image
 from saccade.web.service import above
 
 
