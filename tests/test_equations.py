@@ -27,4 +27,7 @@ def test_vt_eq_5_is_found_from_the_readme():
     (row,) = [line for line in make_equations.PAGE.read_text().splitlines() if line.startswith("| VT Eq. 5 |")]
     assert "`cross_attention_reference` in [ops/attention.py](../saccade/ops/attention.py)" in row
     place = make_equations.find_places()["VT Eq. 5"][0]
-    assert "scaled_dot_product_attention(query, key, value" in (root / "saccade" / place.file).read_text().splitlines()[place.line - 1]
+    assert (
+        "scaled_dot_product_attention(query, key, value"
+        in (root / "saccade" / place.file).read_text().splitlines()[place.line - 1]
+    )

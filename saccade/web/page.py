@@ -48,8 +48,8 @@ TABS = (
         "Detection",
         "detection",
         "Drop an image with objects.",
-        "Train one with saccade train --model svit_nano --head mask_rcnn --data coco/ --out runs/mine, then run saccade "
-        "serve --checkpoint runs/mine.",
+        "Train one with saccade train --model svit_nano --head mask_rcnn --data coco/ --out runs/mine, then run "
+        "saccade serve --checkpoint runs/mine.",
     ),
     TaskTab(
         "Video",
