@@ -132,7 +132,7 @@ def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     """One page per linked file, with an anchor on every line."""
     cited = {f"saccade/{place.file}" for places in find_places().values() for place in places}
     files = set().union(*linked_files(app.env).values(), cited)
-    formatter = HtmlFormatter(linenos="inline", lineanchors="L", anchorlinenos=True, wrapcode=True)
+    formatter = HtmlFormatter(linenos="inline", linespans="L", wrapcode=True)
     for file in sorted(files):
         try:
             lexer = get_lexer_for_filename(file)

@@ -52,7 +52,13 @@ def _execute(job: Job, actors: int | None) -> None:
     started_here = not ray.is_initialized()
     if started_here:
         own = {"num_cpus": max(MIN_CPUS, os.cpu_count() or 1), "include_dashboard": False}
-        ray.init(log_to_driver=False, **({} if os.environ.get("RAY_ADDRESS") else own))
+        try:
+            ray.init(log_to_driver=False, **({} if os.environ.get("RAY_ADDRESS") else own))
+        except Exception as error:  # Ray raises many types, among them Exception itself
+            reason = " ".join(str(error).split())
+            raise RuntimeError(
+                f"Ray did not start: {reason} Check RAY_ADDRESS and the load of this machine."
+            ) from error
     try:
         context = data.DataContext.get_current()
         before = context.checkpoint_config, context.enable_progress_bars, context.target_max_block_size

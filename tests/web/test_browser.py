@@ -191,6 +191,8 @@ def test_results_come_below_the_input_on_a_phone(page):
     ]
     assert tops == sorted(tops)
     assert tops[2] < 844  # on the first screen
+    for title in ("Tokens", "Segmentation", "Detection", "Video"):  # none is hidden in a menu
+        sync_api.expect(page.get_by_role("tab", name=title)).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
 
 

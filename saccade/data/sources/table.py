@@ -208,7 +208,7 @@ def _convert_to_arrow(files: list[str], column: str) -> Path:
     pa, pq = require("pyarrow", "train"), require("pyarrow.parquet", "train")
 
     key = json.dumps([[os.path.abspath(f), os.path.getsize(f), os.path.getmtime(f)] for f in files] + [column])
-    root = home()
+    root = home() / "arrow"
     target = root / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.arrow"
     if target.exists():
         return target

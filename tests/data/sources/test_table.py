@@ -58,7 +58,7 @@ def test_large_parquet_files_are_converted_to_arrow_once(tmp_path, monkeypatch):
     for _ in range(2):
         source = TableSource([path])
         assert [grey(source, i) for i in (4, 0, 2)] == [7, 3, 5]
-        (file,) = (tmp_path / "cache/saccade").iterdir()
+        (file,) = (tmp_path / "cache/arrow").iterdir()
         converted.append((file.name, file.stat().st_mtime_ns))
     assert converted[0] == converted[1]
 
