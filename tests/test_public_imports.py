@@ -14,7 +14,7 @@ import pytest
 import saccade
 
 ROOT = Path(__file__).parent.parent
-PUBLIC = {"saccade", *(f"saccade.{name}" for name in saccade.PACKAGES)}
+PUBLIC = {"saccade", "saccade.explanation.adapters", *(f"saccade.{name}" for name in saccade.PACKAGES)}
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 SCRIPTS = sorted([*ROOT.glob("examples/*.py"), *ROOT.glob("docs/gallery/*.py")])
 PROGRAMS = sorted([*ROOT.glob("saccade/cli/*.py"), *ROOT.glob("saccade/web/*.py")])

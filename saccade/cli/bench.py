@@ -24,7 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="name of a saccade or timm model")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="PX", help="image sizes (default: 224)")
     parser.add_argument("--batch", type=int, nargs="+", default=[8], metavar="N", help="batch sizes (default: 8)")
-    parser.add_argument("--mode", nargs="+", choices=("inference", "train"), default=["inference"])
+    parser.add_argument(
+        "--mode",
+        nargs="+",
+        choices=("inference", "train", "batch"),
+        default=["inference"],
+        help="batch: batch prediction from JPEG files to Parquet, against a loop over the model",
+    )
     parser.add_argument(
         "--run", nargs="+", choices=RUNS, default=["eager"], help="*_graph: capture a CUDA graph and replay it"
     )
@@ -64,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     device = pick_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
+    if "batch" in args.mode:
+        return run_batch(args, device)
     cases = make_cases(args, device)
     ceilings = {dtype: measure_ceiling(device, DTYPES[dtype]) for dtype in args.dtype}
     rows: list[dict[str, Any]] = []
@@ -89,6 +97,43 @@ def run(args: argparse.Namespace) -> int:
     for file in write_results(document, args) if args.out else []:  # after the measurements are printed
         if not args.json:
             print(f"wrote {file}")
+    return 0
+
+
+def run_batch(args: argparse.Namespace, device: str) -> int:
+    """Measure batch prediction; the conditions of the other modes do not apply."""
+    from itertools import product
+
+    from saccade.benchmark import describe_machine
+    from saccade.benchmark.batch import measure_batch
+    from saccade.benchmark.timing import DTYPES
+    from saccade.cli import print_json, settings
+    from saccade.models.registry import list_models
+
+    defaults = {"mode": ["batch"], "run": ["eager"], "memory_format": ["contiguous"], "channels_last": False}
+    defaults |= {"optimize": None, "baseline": None, "scaling": False, "out": None, "name": None}
+    for flag, default in defaults.items():
+        if getattr(args, flag) != default:
+            raise ValueError(f"--{flag.replace('_', '-')} does not apply to --mode batch. Remove it.")
+    if unknown := sorted(set(args.models) - set(list_models())):
+        raise ValueError(f"expected saccade's models for --mode batch, got {unknown[0]}. `saccade models` lists them.")
+    rows = []
+    with progress_line(not args.json) as report:
+        for name, size, batch, dtype in product(args.models, args.sizes or (224,), args.batch, args.dtype):
+            autocast = None if dtype == "float32" else DTYPES[dtype]
+            timing = (device, autocast, args.rounds, args.seconds, report)
+            row = measure_batch(name, size, batch, *timing, **settings(args.set)).to_dict() | {"dtype": dtype}
+            rows.append(row)
+    machine = describe_machine(device)
+    if args.json:
+        print_json({"command": " ".join(["saccade", *sys.argv[1:]]), "machine": machine, "rows": rows})
+        return 0
+    for row in rows:
+        print(
+            f"{row['model']}, {row['size']} px, batch {row['batch']}, {row['dtype']}: {row['loop']:.1f} images/s in a "
+            f"loop over the model, {row['predict']:.1f} from files to Parquet, ratio {row['ratio']:.2f}"
+        )
+    print(f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}, {rows[0]['images']} images")
     return 0
 
 

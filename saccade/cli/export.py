@@ -22,7 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dynamic", default="batch,size", metavar="AXES", help="batch,size (default), batch, size or none"
     )
     parser.add_argument("--size", type=int, metavar="PX", help="height and width where they are not dynamic")
-    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="dtype of the weights")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "int8"),
+        default="float32",
+        help="dtype of the weights; int8 (ONNX): one scale per output channel, computed in float32",
+    )
     parser.add_argument(
         "--with-preprocessing", action="store_true", help="uint8 images in: resize, crop and normalise in the graph"
     )

@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
 
     table = Table(
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        padding=0,
+        show_edge=False,  # 80 columns hold every name and number
         caption="M parameters, G multiply-adds per image, top-1 in the paper",
     )
     table.add_column("model", no_wrap=True)

@@ -1,4 +1,8 @@
-"""`saccade predict`: run a checkpoint on images or videos."""
+"""`saccade predict`: run a checkpoint on images or videos.
+
+Two kinds of output. Without flags of batch prediction: one prediction per file, printed as it comes. With `--format
+parquet`, or a flag that needs it (BATCH_FLAGS): rows in Parquet files in `--out`, for any number of images.
+"""
 
 import argparse
 import sys
@@ -12,6 +16,7 @@ from saccade.cli.task_options import add_inference_arguments
 HELP = "predict on images or videos: classes, segmentation maps or objects, drawn and as JSON or CSV"
 EXAMPLE = "saccade predict runs/masks photo.jpg folder/ --out predictions"
 FLAGS = ("out", "device")  # of the shared ones
+BATCH_FLAGS = ("task", "engine", "tokens", "workers", "actors", "part_rows", "image_column")  # imply --format parquet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,9 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a .safetensors or .pth file, a run folder, the name of embedded weights, hf-hub:owner/name, or a .onnx "
         "file of `saccade export`, which needs no torch",
     )
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image or video files, URLs, or folders of files")
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="image or video files, URLs, or folders; with --format parquet also globs, Parquet and tar shards",
+    )
     parser.add_argument("--size", type=int, metavar="PX", help="input size (default: the checkpoint's)")
-    parser.add_argument("--batch", type=int, default=16, metavar="N", help="images per forward pass (default: 16)")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        metavar="N",
+        help="images per forward pass (default: 16; with --format parquet 64, and 8 for segment and detect)",
+    )
     parser.add_argument("--top", type=int, default=5, metavar="N", help="number of classes to list (default: 5)")
     parser.add_argument(
         "--views", type=int, nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="views per video (papers: 4 3)"
@@ -40,6 +55,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--threshold", type=float, default=0.5, metavar="X", help="minimum score of a detection or label (default: 0.5)"
     )
+    add_batch_arguments(parser)
+
+
+def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "batch prediction", "any of these flags writes Parquet files to --out; a run that was killed continues"
+    )
+    group.add_argument("--format", choices=("files", "parquet"), help="default: files, without the flags below")
+    group.add_argument(
+        "--task",
+        choices=("classify", "embed", "segment", "detect"),
+        help="columns to write (default: the model's task)",
+    )
+    group.add_argument("--engine", choices=("local", "ray"), help="this process (default), or Ray Data")
+    group.add_argument("--tokens", action="store_true", help="add centre, area and norm of every token")
+    group.add_argument("--workers", type=int, metavar="N", help="decoding threads of --engine local (default: cores)")
+    group.add_argument("--actors", type=int, metavar="N", help="copies of the model with --engine ray")
+    group.add_argument("--part-rows", type=int, metavar="N", help="rows per Parquet file (default: 4096)")
+    group.add_argument("--image-column", metavar="NAME", help="column of Parquet sources with the images")
 
 
 def needs_torch(args: argparse.Namespace) -> bool:
@@ -47,6 +81,11 @@ def needs_torch(args: argparse.Namespace) -> bool:
 
 
 def run(args: argparse.Namespace) -> int:
+    flags = [name for name in BATCH_FLAGS if getattr(args, name) not in (None, False)]
+    if args.format == "files" and flags:
+        raise ValueError(f"--{flags[0].replace('_', '-')} writes Parquet files. Remove it, or --format files.")
+    if args.format == "parquet" or flags:
+        return run_batch(args)
     if args.embed and not args.out:
         raise ValueError("expected --out DIR with --embed, which writes DIR/embeddings.npz.")
     if not needs_torch(args):
@@ -70,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     embeddings: dict[str, Any] = {}
 
     def rows() -> Iterator[dict[str, Any]]:
-        results = saccade.predict_stream(model, files, args.batch, dtype=dtype, **options)
+        results = saccade.predict_stream(model, files, args.batch or 16, dtype=dtype, **options)
         for file, result in zip(files, results, strict=True):
             name = path_of(file)
             row = result.to_dict() | {"image": name}
@@ -86,6 +125,60 @@ def run(args: argparse.Namespace) -> int:
     if args.embed:
         write_embeddings(Path(args.out) / "embeddings.npz", embeddings)
     return code
+
+
+def run_batch(args: argparse.Namespace) -> int:
+    """Write Parquet files to --out, and print a summary."""
+    import torch
+
+    from saccade.cli import pick_device, print_json
+    from saccade.inference.batch import PART_ROWS, predict_batch
+
+    if not args.out:
+        raise ValueError("expected --out DIR with --format parquet.")
+    if not needs_torch(args):
+        raise ValueError(
+            "--format parquet needs a checkpoint, got a .onnx file. Use the checkpoint, or --format files."
+        )
+    for flag, default, advice in (
+        ("csv", False, "Read the Parquet files."),
+        ("embed", False, "Use --task embed."),
+        ("views", (1, 1), "Videos need --format files."),
+    ):
+        if getattr(args, flag) != default:
+            raise ValueError(f"--{flag} is for --format files. {advice}")
+    engine = args.engine or "local"
+    options: dict[str, Any] = {name: getattr(args, name) for name in ("size", "top", "threshold", "window", "stride")}
+    device = pick_device(args.device) if engine == "local" else None if args.device == "auto" else args.device
+    summary = predict_batch(
+        args.checkpoint,
+        args.images,
+        args.out,
+        task=args.task,
+        engine=engine,
+        batch_size=args.batch,
+        workers=args.workers,
+        actors=args.actors,
+        device=device,
+        dtype=None if args.precision == "float32" else getattr(torch, args.precision),
+        tokens=args.tokens,
+        image_column=args.image_column,
+        part_rows=PART_ROWS if args.part_rows is None else args.part_rows,
+        progress=not args.json and sys.stderr.isatty(),
+        scales=tuple(args.scales),
+        flip=args.flip,
+        **options,
+    )
+    document = {"out": str(args.out), "engine": engine} | summary._asdict()
+    document["images_per_second"] = summary.predicted / max(summary.seconds, 1e-9)
+    if args.json:
+        print_json(document)
+    else:
+        print(
+            f"{args.out}: {summary.rows} rows, {summary.errors} with an error; {summary.predicted} predicted now in "
+            f"{summary.seconds:.1f} s ({document['images_per_second']:.1f} images/s)"
+        )
+    return 0
 
 
 def list_files(paths: list[str], videos: bool, every: float) -> list[Any]:
@@ -123,7 +216,7 @@ def run_onnx(args: argparse.Namespace) -> int:
         "embed": False,
         "views": (1, 1),
         "every": 1.0,
-        "batch": 16,
+        "batch": None,
     }
     for flag, default in defaults.items():
         if getattr(args, flag) != default:

@@ -23,6 +23,15 @@ VIDEO_SUFFIXES = {
 }  # fmt: skip
 
 
+# FFmpeg's playlists (HLS, concat, DASH) would read other files and addresses, whatever the name of the file.
+DEMUXERS = (
+    "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi", "mpeg", "mpegvideo", "mpegts", "asf", "flv", "gif", "ogg", "h264",
+    "hevc", "m4v", "ivf", "dv", "nut", "mxf", "rm", "vob", "av1", "obu",
+)  # fmt: skip
+OPEN_OPTIONS = {"format_whitelist": ",".join(DEMUXERS), "protocol_whitelist": "file"}
+MAX_PIXELS = 40_000_000  # per frame; 8K has 33 million
+
+
 def is_video_file(path: Any) -> bool:
     """Whether a path or URL names a video; an animated GIF is read as an image where images are expected."""
     return isinstance(path, (str, os.PathLike)) and Path(path).suffix.lower() in VIDEO_SUFFIXES - {".gif"}
@@ -73,11 +82,10 @@ class VideoFile:
     def __init__(self, path: str | os.PathLike):
         self.path = str(path) if is_url(path) else Path(path)
         with _open_stream(self.path) as (container, stream):
-            packets = [packet for packet in container.demux(stream) if packet.size]
-            timestamps = [packet.pts for packet in packets]
+            timestamps = [packet.pts for packet in container.demux(stream) if packet.size]
             # Raw streams have no timestamps; then `frames` decodes from the start and counts.
             self.timestamps = sorted(timestamps) if None not in timestamps else None
-            self.count = len(packets)
+            self.count = len(timestamps)
             rate = float(stream.average_rate or 25)
             base = float(stream.time_base or 1 / rate)
             first = self.timestamps[0] if self.timestamps else 0
@@ -169,14 +177,26 @@ def _open_stream(path: Path | str) -> Iterator[tuple[Any, Any]]:
         raise BadVideo(str(path), "no such file")
     try:
         opened: Any = nullcontext(str(path)) if isinstance(path, Path) else open_file(path)
-        with opened as file, av.open(file) as container:
+        with opened as file, av.open(file, options=OPEN_OPTIONS) as container:
             if not container.streams.video:
                 raise BadVideo(str(path), "the file has no video stream")
             stream = container.streams.video[0]
+            if stream.codec_context is None:
+                raise BadVideo(str(path), "the codec of the video stream is not known to FFmpeg")
+            _check_frame_size(path, stream.width, stream.height)
+            stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}  # frames can change their size
             stream.thread_type = "AUTO"
             yield container, stream
     except (av.error.FFmpegError, UnicodeDecodeError) as error:
         raise BadVideo(str(path), f"damaged, or not a video ({error.__class__.__name__}: {error})") from error
+
+
+def _check_frame_size(path: Path, width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise BadVideo(
+            str(path),
+            f"expected at most {MAX_PIXELS / 1e6:.0f} megapixels per frame, got {width} x {height}. Downscale it first",
+        )
 
 
 def write_video(path: str | os.PathLike, pixels: np.ndarray, fps: int = 8) -> None:

@@ -73,8 +73,12 @@ def score(
     out: str | os.PathLike | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Scores:
-    """Score a model's tokens on images with masks or objects (`open_ground_truth`); at most `limit`, None for all."""
+    """Score a model's tokens on images with masks or objects (`open_ground_truth`); at most `limit`, None for all.
+
+    The tokens of timm's ViTs and Swins, as baselines, are their patches.
+    """
     subject = load_subject(model, device=device, seed=seed, options=options)
+    subject.check_size(size)
     table = _Table()
     skipped: dict[str, str] = {}
     count = 0
@@ -140,7 +144,7 @@ class _Table:
 
 
 def _score_image(subject: Subject, sample: Sample, size: int, table: _Table, rng: np.random.Generator) -> None:
-    view, mask, boxes = _aligned_view(sample, size)
+    view, mask, boxes = _aligned_view(sample, size, subject.fixed)
     observation = observe(subject.model, view, subject.mean, subject.std)
     for step in observation.main:
         at_full_size = not isinstance(step.trace, RegionTrace) and step.count <= MAX_FULL_MAPS
@@ -167,12 +171,15 @@ def _score_image(subject: Subject, sample: Sample, size: int, table: _Table, rng
         _add_curves(subject, observation, importance[observation.steps[-1].index], table, rng)
 
 
-def _aligned_view(sample: Sample, size: int) -> tuple[View, np.ndarray | None, np.ndarray | None]:
-    """View, mask and boxes of the uncropped image; canvas, mask and boxes at most MAX_SIDE pixels long."""
+def _aligned_view(sample: Sample, size: int, square: bool = False) -> tuple[View, np.ndarray | None, np.ndarray | None]:
+    """View, mask and boxes of the uncropped image; canvas, mask and boxes at most MAX_SIDE pixels long.
+
+    The model's input has the aspect ratio of the image, or is stretched to a square.
+    """
     image = sample.image
     scale = min(1.0, MAX_SIDE / max(image.size))
     canvas = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
-    height, width = input_size(image.height, image.width, size)
+    height, width = (size, size) if square else input_size(image.height, image.width, size)
     pixels = torch.from_numpy(np.array(image.resize((width, height), Image.Resampling.BICUBIC)))
     mask = sample.mask
     if mask is not None and scale < 1:
