@@ -50,13 +50,13 @@ INTERNAL = {
 
 def imported(code: str) -> list[tuple[str, str]]:
     """(module, name) of every import of saccade; name is empty for `import module`."""
-    found = []
+    imports = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found += [(node.module, alias.name) for alias in node.names]
+            imports += [(node.module, alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):
-            found += [(alias.name, "") for alias in node.names]
-    return [(module, name) for module, name in found if module.split(".")[0] == "saccade"]
+            imports += [(alias.name, "") for alias in node.names]
+    return [(module, name) for module, name in imports if module.split(".")[0] == "saccade"]
 
 
 def code_of(path: Path) -> str:

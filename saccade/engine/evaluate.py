@@ -97,8 +97,10 @@ def evaluate(
             window, stride, scales (segmentation); max_detections (detection).
 
     Example:
-        >>> saccade.evaluate("runs/first", "cifar10/")["top1"]
-        84.1
+        >>> model = saccade.create_model("svit_nano", num_classes=10)  # or "runs/first"
+        >>> metrics = saccade.evaluate(model, "scenes", limit=20)
+        >>> metrics["count"], metrics["split"]
+        (20, 'val')
     """
     module = model if isinstance(model, nn.Module) else load(model)
     card, chosen = card_of(module), EvaluateOptions(**options)
