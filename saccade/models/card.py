@@ -26,7 +26,6 @@ from saccade.models.checkpoint import (
 )
 from saccade.models.registry import MEAN, STD
 
-
 MAX_SIZE = 2**16  # pixels of an image's side
 # Arguments of timm.create_model that read files or download them; a card must not have them.
 SOURCE_OPTIONS = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "file"}
@@ -191,7 +190,8 @@ def _checked(card: Card) -> Card:
         "num_classes": _is_count(card.num_classes, 0, 10**7),
         "kwargs": _are_options(card.kwargs) and _are_options(card.head_kwargs),
         "classes": isinstance(card.classes, list) and all(isinstance(name, str) for name in card.classes),
-        "size": _is_count(preprocess.size, 1, MAX_SIZE) and (card.shorter is None or _is_count(card.shorter, 1, MAX_SIZE)),
+        "size": _is_count(preprocess.size, 1, MAX_SIZE)
+        and (card.shorter is None or _is_count(card.shorter, 1, MAX_SIZE)),
         "mean and std": all(isinstance(value, (int, float)) and math.isfinite(value) for value in normalization),
         "crop_pct": isinstance(preprocess.crop_pct, (int, float)) and 0 < preprocess.crop_pct <= 10,
         "interpolation": isinstance(preprocess.interpolation, str),

@@ -293,7 +293,15 @@ def parquet_seeds() -> list[bytes]:
     }
     stream = io.BytesIO()
     pq.write_table(pa.table(rows), stream, compression="none")
-    return [*images[:3], images[5], b"image.png", b"../image.png", b"/dev/zero", b"file:///etc/passwd", stream.getvalue()]
+    return [
+        *images[:3],
+        images[5],
+        b"image.png",
+        b"../image.png",
+        b"/dev/zero",
+        b"file:///etc/passwd",
+        stream.getvalue(),
+    ]
 
 
 def run_parquet(data: bytes) -> None:
@@ -422,7 +430,9 @@ def _mutate_with(words: list[bytes], seed: bytes, rng: random.Random, others: li
 TARGETS = {
     "image": Target(run_image, (BadImage,), image_seeds),
     "checkpoint": Target(run_checkpoint, (CheckpointError,), checkpoint_seeds, with_words(CHECKPOINT_WORDS)),
-    "card": Target(run_card, (CheckpointError,), lambda: [json.dumps(each).encode() for each in CARD_SEEDS], mutate_card),
+    "card": Target(
+        run_card, (CheckpointError,), lambda: [json.dumps(each).encode() for each in CARD_SEEDS], mutate_card
+    ),
     "coco": Target(run_coco, (DataError, BadImage), coco_seeds, mutate_coco),
     "parquet": Target(run_parquet, (DataError, BadImage), parquet_seeds),
     "tar": Target(run_tar, (DataError, BadImage), tar_seeds, mutate_shard),

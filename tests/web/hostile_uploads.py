@@ -75,11 +75,15 @@ def run(uploads: int, seed: int, folder: Path) -> dict:
                 return http.post("api/predict", params={"model": "svit_nano", "name": name}, content=content)
 
             expected = [post(image).json()["classes"] for image in images]
-            counts = {"valid": 0, "hostile": 0, "rejected": 0, "mixed_up": 0, "unexpected_status": 0}
+            counts = {"valid": 0, "hostile": 0, "rejected": 0, "reset": 0, "mixed_up": 0, "unexpected_status": 0}
 
             def send(job: tuple[int, bytes, str]) -> None:
                 index, content, name = job
-                response = post(content, name)
+                try:
+                    response = post(content, name)
+                except httpx.TransportError:  # rejected by its name before the body was read: the connection is reset
+                    counts["mixed_up" if index >= 0 or process.poll() is not None else "reset"] += 1
+                    return
                 if response.status_code not in ALLOWED:
                     counts["unexpected_status"] += 1
                 if index >= 0:

@@ -14,7 +14,6 @@ from PIL import Image
 from saccade.data.decode.image import IMAGE_SUFFIXES, read_image
 from saccade.data.sources.base import DataError, read_class_names
 
-
 MAX_LABEL = 1_000_000  # bytes of a .cls or .json member
 
 
