@@ -3,6 +3,7 @@
 The number of workers therefore changes nothing, and a run can resume at any step.
 """
 
+import logging
 import os
 import random
 import signal
@@ -24,6 +25,8 @@ Transform = Callable[..., Any]  # image -> uint8 (3, H, W); or image and mask ->
 LoadSample = Callable[[Any, Transform, int], tuple[Tensor, Any]]  # source, transform, index -> image, label
 Key = tuple[int, int | None]  # index of a sample, and the seed of its augmentation
 Bad = list[tuple[int, str]]  # (index, reason) of samples that cannot be read
+
+_logger = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
@@ -224,6 +227,30 @@ class ObjectEvalLoader(_EvalLoader[ObjectBatch]):
         batches = eval_batches(len(source), batch_size, rank, world_size)
         samples = _Samples(source, EvalObjects(), load_objects)
         super().__init__(samples, batches, _collate_objects_eval, workers, pin_memory)
+
+
+class UnreadableImages:
+    """Count unreadable images, log each once, and raise `DataError` when there are more than `limit`."""
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.reasons: dict[str, str] = {}  # by split and index
+
+    def __len__(self) -> int:
+        return len(self.reasons)
+
+    def add(self, bad: list[tuple[int, str]], split: str = "training") -> None:
+        for index, reason in bad:
+            key = f"{split} {index}"
+            if key not in self.reasons:
+                self.reasons[key] = reason
+                _logger.warning("skipped an unreadable image: %s", reason)
+        if len(self) > self.limit:
+            examples = "; ".join(list(self.reasons.values())[:3])
+            raise DataError(
+                f"{len(self)} images cannot be read, more than data.max_unreadable={self.limit} allows: {examples}. "
+                "Repair or remove them, or raise data.max_unreadable."
+            )
 
 
 class Memory(NamedTuple):
