@@ -2,7 +2,7 @@
 
 from saccade.benchmark.cost import Cost, count
 from saccade.benchmark.machine import Ceiling, describe_machine, measure_ceiling
-from saccade.benchmark.timing import Case, Measurement, interleave, measure
+from saccade.benchmark.timing import Case, Measurement, interleave, loader_throughput, measure
 
 __all__ = [
     "Case",
@@ -12,6 +12,7 @@ __all__ = [
     "count",
     "describe_machine",
     "interleave",
+    "loader_throughput",
     "measure",
     "measure_ceiling",
 ]

@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,13 +11,20 @@ import torch
 from torch import nn
 
 from saccade.data.loader import EvalLoader, ObjectEvalLoader, UnreadableImages
-from saccade.data.open import check_source, limited, open_split, open_train_and_val
+from saccade.data.open import (
+    FINDERS,
+    check_data_options,
+    check_source,
+    finder_options,
+    limited,
+    open_split,
+    open_train_and_val,
+)
 from saccade.data.open.splits import EVAL_NAMES, TRAIN_NAMES
 from saccade.data.sources.base import DataError
 from saccade.data.sources.masks import load_pair
 from saccade.data.synthetic.motions import MotionEvalLoader, MotionSet
 from saccade.data.transforms.mask import EvalPair
-from saccade.engine.loaders import FINDERS, finder_options
 from saccade.engine.recipe import Recipe, load_recipe
 from saccade.models.card import Card
 from saccade.tasks.evaluators import ClassEvaluator, Evaluator, MaskEvaluator, ObjectEvaluator, has_masks
@@ -208,15 +214,6 @@ def open_evaluation_data(
     source = open_split(path, split, classes, find)
     trained_on = is_training_data and (name in TRAIN_NAMES or (name == names[0] and held_out is None))
     return EvaluationData(source, name, trained_on)
-
-
-def check_data_options(options: dict[str, Any], supported: list[str]) -> None:
-    """Raise for an unknown option of the data, naming the closest."""
-    for key in options:
-        if key not in supported:
-            close = get_close_matches(key, supported, 1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise DataError(f"unknown data option {key}.{hint} Known options: {', '.join(sorted(supported))}.")
 
 
 def same_path(first: str | os.PathLike, second: str | os.PathLike) -> bool:

@@ -1,9 +1,7 @@
 """Data of a run: open and check the sources, read from files or from memory, count unreadable images."""
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
 import torch
@@ -20,32 +18,21 @@ from saccade.data.loader import (
     ObjectLoader,
     Order,
     UnreadableImages,
-    cached_image_size,
-    decode_all,
-    sampled_sizes,
+    choose_cache,
     usable_cores,
 )
-from saccade.data.open import (
-    find_mask_splits,
-    find_object_splits,
-    find_splits,
-    find_video_splits,
-    open_train_and_val,
-)
+from saccade.data.open import FINDERS, finder_options, open_train_and_val
 from saccade.data.sources.base import DataError
-from saccade.data.sources.masks import load_pair
 from saccade.data.synthetic.motions import MotionEvalLoader, MotionLoader, MotionSet
 from saccade.data.transforms.clips import TrainClip
 from saccade.data.transforms.custom import with_custom
-from saccade.data.transforms.image import MemoryTransform, train_transform
-from saccade.data.transforms.mask import EvalPair
+from saccade.data.transforms.image import train_transform
 from saccade.engine.clock import Clock
 from saccade.engine.recipe import Augment, Recipe
 from saccade.models.card import Preprocess
 from saccade.tasks.predict import make_eval_transform
 
 AnyBatch = Batch | ObjectBatch
-MASK_CACHE_BYTES = 4 * 2**30  # decoded images and masks up to this size are cached on the device
 
 
 class Sources(NamedTuple):
@@ -67,21 +54,6 @@ class Sources(NamedTuple):
         return len(self.train) if self.train_memory is None else len(self.train_memory.labels)
 
 
-# By task: what a path may be, and the finder of its splits
-FINDERS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "classification": ("a folder, Parquet or tar shards, or scenes", find_splits),
-    "video": ("a folder or CSV list of videos, or motions", find_video_splits),
-    "segmentation": ("images and masks in folders, or Parquet, or scenes", find_mask_splits),
-    "detection": ("COCO JSON or a folder with it, or Parquet, or scenes", find_object_splits),
-}
-
-
-def finder_options(find: Callable[..., Any]) -> list[str]:
-    """Return the keys of `data` in a recipe that a finder of splits takes."""
-    defaults = {name: parameter.default for name, parameter in signature(find).parameters.items()}
-    return [name for name, value in defaults.items() if value is not Parameter.empty and name != "size"]
-
-
 def open_sources(recipe: Recipe, image_size: int, frames: int = 0) -> Sources:
     """Open and check the data of a task; decode small images, and masks of one size, into memory."""
     data = recipe.data
@@ -93,7 +65,9 @@ def open_sources(recipe: Recipe, image_size: int, frames: int = 0) -> Sources:
     find = partial(find, **options)  # an option may have the name of a parameter of open_train_and_val
     train, val = open_train_and_val(data.path, data.val_path, data.val_fraction, recipe.seed, find, data.limit)
     unreadable = UnreadableImages(data.max_unreadable)
-    decode = _cache(recipe, train, val, image_size)
+    decode = None
+    if not recipe.augment.custom and recipe.task in ("classification", "segmentation"):  # custom: on single images
+        decode = choose_cache(data.cache, train, val, image_size, data.interpolation, data.workers)
     if decode is None:
         return Sources(train, val, None, None, unreadable)
     memories = []
@@ -101,28 +75,6 @@ def open_sources(recipe: Recipe, image_size: int, frames: int = 0) -> Sources:
         memories.append(decode(source))
         unreadable.add(memories[-1].bad, split)
     return Sources(train, val, *memories, unreadable)
-
-
-def _cache(recipe: Recipe, train: Any, val: Any, size: int) -> Callable[[Any], Memory] | None:
-    """Return the function that decodes a source into memory, None if files are read: judged by 32 images."""
-    data = recipe.data
-    if data.cache is False or recipe.augment.custom:  # custom augmentations work on single images
-        return None
-    if recipe.task == "classification":
-        limits = {"max_side": size, "max_bytes": 2**40} if data.cache is True else {}
-        side = cached_image_size(train, size, **limits) or (size if data.cache is True else None)
-        return side and partial(decode_all, transform=MemoryTransform(side, data.interpolation), workers=data.workers)
-    if recipe.task != "segmentation":
-        return None
-    sizes = [sampled_sizes(source) for source in (train, val)]
-    if any(len(found) != 1 for found in sizes):
-        if data.cache is True:
-            raise DataError("data.cache=true needs images of one size, got several. Set data.cache=false.")
-        return None
-    num_bytes = sum(4 * len(source) * math.prod(*size) for source, size in zip((train, val), sizes, strict=True))
-    if data.cache == "auto" and num_bytes > MASK_CACHE_BYTES:
-        return None
-    return partial(decode_all, transform=EvalPair(), workers=data.workers, load=load_pair)
 
 
 class Loaders(NamedTuple):

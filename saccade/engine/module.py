@@ -358,6 +358,10 @@ class TrainingModule(LightningModule):
         """Number of epochs trained."""
         return self.clock.steps * self.recipe.epochs / self.clock.total_steps
 
+    def prepare_on_device(self, batch: AnyBatch) -> None:
+        """Do the work of a training step before the model, for measurements."""
+        self.prepare(self.transfer_batch_to_device(batch, self.rng.device, 0))
+
     def evaluate(self, model: nn.Module, device: torch.device) -> Evaluation:
         """Evaluate the saved model on the full validation set, on this process alone, with all views of a video."""
         partition = Partition.of(self.recipe, self.sources, device)

@@ -2,7 +2,6 @@
 
 import itertools
 import platform
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 
 from saccade._extras import package_version
-from saccade.benchmark import count, describe_machine
+from saccade.benchmark import count, describe_machine, loader_throughput
 from saccade.engine.module import TrainingModule
 from saccade.engine.recipe import to_dict
 from saccade.tasks.evaluators import Evaluation
@@ -30,7 +29,9 @@ def describe_run(
     recipe, clock, sources, device = module.recipe, module.clock, module.sources, module.rng.device
     size, frames = recipe.data.val_size or module.preprocess.size, module.preprocess.frames
     cost = count(model, (3, frames, size, size) if frames > 1 else size)
-    speed = clock.images_per_second(recipe.batch_size)
+    speed, seconds = clock.images_per_second(recipe.batch_size), recipe.trainer.loader_benchmark_seconds or None
+    epochs = itertools.count(recipe.epochs)  # those that training has not used
+    batches = itertools.chain.from_iterable(map(module.loaders.train.epoch, epochs))
     return {
         "model": "+".join(filter(None, (recipe.model.name, recipe.model.head))),
         "task": recipe.task,
@@ -50,7 +51,7 @@ def describe_run(
         "epochs": round(module.epoch, 2),
         "minutes": round(clock.elapsed() / 60, 2),
         "train_images_per_s": speed and round(speed, 1),
-        "loader_images_per_s": loader_speed(module, recipe.trainer.loader_benchmark_seconds),
+        "loader_images_per_s": seconds and round(loader_throughput(batches, module.prepare_on_device, seconds), 1),
         "memory_gib": round(torch.cuda.max_memory_allocated(device) / 2**30, 2) if device.type == "cuda" else None,
         "command": command,
         "machine": machine(device),
@@ -62,22 +63,3 @@ def machine(device: torch.device) -> dict[str, Any]:
     """Return device, versions, date and commit."""
     versions = {name: version(name) for name in ("timm", "torchvision", "lightning")} | {"saccade": package_version()}
     return describe_machine(str(device)) | versions | {"system": platform.platform()}
-
-
-def loader_speed(module: TrainingModule, seconds: float) -> float | None:
-    """Return images/s of loading and augmenting as in training but without the model, on this process alone."""
-    if not seconds:
-        return None
-    device, images, started = module.rng.device, 0, 0.0
-    epochs = itertools.count(module.recipe.epochs)  # those that training has not used
-    for batch in itertools.chain.from_iterable(map(module.loaders.train.epoch, epochs)):
-        module.prepare(module.transfer_batch_to_device(batch, device, 0))
-        if not started:  # the first batch includes the start of the loader processes
-            started = time.monotonic()
-            continue
-        images += len(batch.labels)
-        if time.monotonic() - started > seconds:
-            break
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return round(images / (time.monotonic() - started), 1)

@@ -19,6 +19,7 @@ from timm.layers import convert_sync_batchnorm
 from torch import nn
 
 from saccade._files import write_file, write_json
+from saccade.benchmark.machine import best_time
 from saccade.engine.checkpointing import Checkpointer, StoppedBySignal
 from saccade.engine.clock import Clock
 from saccade.engine.logs import MetricsLog, ProgressBar, check_logger
@@ -164,11 +165,8 @@ def warn_if_slow(model: Any, preprocess: Preprocess, recipe: Recipe, clock: Cloc
         return
     network = getattr(model, "backbone_model", model).eval()
     frames, size = (preprocess.frames,) if preprocess.frames > 1 else (), preprocess.size
-    image, seconds = torch.zeros(1, 3, *frames, size, size), 0.0
-    for _ in range(2):  # the first includes the start of threads
-        started = time.monotonic()
-        network(image)
-        seconds = time.monotonic() - started
+    image = torch.zeros(1, 3, *frames, size, size)
+    seconds = best_time(lambda: network(image), "cpu", repeats=1)
     network.train()
     hours = 3 * seconds * recipe.batch_size * clock.total_steps / 3600
     if hours > 1:
