@@ -344,11 +344,11 @@ def choose_cache(
         side = cached_image_size(train, image_size, **limits) or (image_size if cache is True else None)
         return side and partial(decode_all, transform=MemoryTransform(side, interpolation), workers=workers)
     sizes = [sampled_sizes(source) for source in (train, val)]
-    if any(len(found) != 1 for found in sizes):
+    if any(len(shapes) != 1 for shapes in sizes):
         if cache is True:
             raise DataError("data.cache=true needs images of one size, got several. Set data.cache=false.")
         return None
-    num_bytes = sum(4 * len(source) * math.prod(*found) for source, found in zip((train, val), sizes, strict=True))
+    num_bytes = sum(4 * len(source) * math.prod(*shapes) for source, shapes in zip((train, val), sizes, strict=True))
     if cache == "auto" and num_bytes > MASK_CACHE_BYTES:
         return None
     return partial(decode_all, transform=EvalPair(), workers=workers, load=load_pair)

@@ -65,7 +65,7 @@ def test_csv_needs_no_package(monkeypatch, tmp_path):
 
 
 class FakeLogger:
-    """Stands for Lightning's W&B and MLflow loggers, whose packages are not in the dev extra."""
+    """Replaces Lightning's W&B and MLflow loggers, whose packages are not in the dev extra."""
 
     def __init__(self, *args, **kwargs):
         self.arguments, self.rows, self.status = (args, kwargs), [], ""

@@ -108,8 +108,8 @@ class DetectionModule(TrainingModule):
         captions = (f"prediction, {100 * values['quality']:.0f} % correct", "ground truth")
         drawn = zip((model([pixels.float() / 255])[0], truth), captions, strict=True)
         return [
-            image_figure(draw_detections(image, found, source.classes, names=False), source.name(index), text, side=320)
-            for found, text in drawn
+            image_figure(draw_detections(image, boxes, source.classes, names=False), source.name(index), text, side=320)
+            for boxes, text in drawn
         ]
 
 
