@@ -342,7 +342,9 @@ def choose_cache(
     if hasattr(train, "labels"):
         limits: dict[str, int] = {"max_side": image_size, "max_bytes": 2**40} if cache is True else {}
         side = cached_image_size(train, image_size, **limits) or (image_size if cache is True else None)
-        return side and partial(decode_all, transform=MemoryTransform(side, interpolation), workers=workers)
+        if side is None:
+            return None
+        return partial(decode_all, transform=MemoryTransform(side, interpolation), workers=workers)
     sizes = [sampled_sizes(source) for source in (train, val)]
     if any(len(shapes) != 1 for shapes in sizes):
         if cache is True:

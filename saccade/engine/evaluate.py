@@ -143,7 +143,7 @@ def prepare(
         if isinstance(source, MotionSet):
             batches: Iterable[Any] = MotionEvalLoader(source.to(device), batch_size)
         else:
-            transform = make_eval_transform(preprocess, tuple(options.views))
+            transform = make_eval_transform(preprocess, options.views)
             batches = EvalLoader(source, transform, batch_size, workers, pin_memory=pin)
         return ClassEvaluator(card.num_classes, preprocess, options.flip), batches, details | {"measure": "top-1 %"}
     if card.task == "segmentation":
@@ -201,15 +201,18 @@ def open_evaluation_data(
     if card.preprocess.frames:
         options["frames"] = card.preprocess.frames
     classes = card.classes or None
-    path = Path(data) if str(data) not in ("scenes", "motions") else data
+    path = Path(data) if str(data) not in ("scenes", "motions") else str(data)
     find = partial(find, **options)  # an option may have the name of a parameter of open_split
     names = list(find(path))
     held_out = next((name for name in EVAL_NAMES if name in names), None)
-    if split is None and held_out is None and recipe is not None and is_training_data and not recipe.data.val_path:
-        fraction = recipe.data.val_fraction
-        limit = getattr(recipe.data, "limit", None)
-        source = open_train_and_val(path, None, fraction, recipe.seed, find, limit)[1]
-        return EvaluationData(source, f"the {fraction:.0%} that training held out", False)
+    if held_out is None and recipe is not None and is_training_data and not recipe.data.val_path:
+        fraction, limit = recipe.data.val_fraction, getattr(recipe.data, "limit", None)
+        train_name = next((name for name in TRAIN_NAMES if name in names), "train")
+        if split in (None, "val", train_name):  # the parts that training made of the data
+            parts = open_train_and_val(path, None, fraction, recipe.seed, find, limit)
+            if split == train_name:
+                return EvaluationData(parts[0], f"the {1 - fraction:.0%} that the model was trained on", True)
+            return EvaluationData(parts[1], f"the {fraction:.0%} that training held out", False)
     name = split or held_out or names[0]
     source = open_split(path, split, classes, find)
     trained_on = is_training_data and (name in TRAIN_NAMES or (name == names[0] and held_out is None))

@@ -57,7 +57,7 @@ class Sources(NamedTuple):
 def open_sources(recipe: Recipe, image_size: int, frames: int = 0) -> Sources:
     """Open and check the data of a task; decode small images, and masks of one size, into memory."""
     data = recipe.data
-    expected, find = FINDERS[recipe.task]
+    expected, find = FINDERS["features" if recipe.distill.features else recipe.task]
     if not data.path:
         raise DataError(f"no data: give --data PATH ({expected}).")
     options = {key: getattr(data, key) for key in finder_options(find)}
@@ -70,11 +70,10 @@ def open_sources(recipe: Recipe, image_size: int, frames: int = 0) -> Sources:
         decode = choose_cache(data.cache, train, val, image_size, data.interpolation, data.workers)
     if decode is None:
         return Sources(train, val, None, None, unreadable)
-    memories = []
-    for source, split in ((train, "training"), (val, "validation")):
-        memories.append(decode(source))
-        unreadable.add(memories[-1].bad, split)
-    return Sources(train, val, *memories, unreadable)
+    train_memory, val_memory = decode(train), decode(val)
+    unreadable.add(train_memory.bad, "training")
+    unreadable.add(val_memory.bad, "validation")
+    return Sources(train, val, train_memory, val_memory, unreadable)
 
 
 class Loaders(NamedTuple):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,7 +62,7 @@ class Data:
     motions: int = 4096  # clips per epoch of the embedded set "motions"
     # Segmentation
     mask_column: str | None = None  # of Parquet files; None: found by its name
-    layout: str = "auto"  # of folders: ade20k, cityscapes, coco_stuff, coco_stuff_things, lip, folders
+    layout: str = "auto"  # of folders: ade20k, cityscapes, coco_stuff, coco_stuff_things, coco_stuff_merged, lip, …
     classes: list[str] | None = None  # names; None: read from the data
     ignore_index: int | None = None  # value of unlabelled pixels in the files; None: 255, or the layout's value
     reduce_zero_label: bool | None = None  # 0 means unlabelled and k + 1 class k; None: as the layout defines it
@@ -142,7 +143,7 @@ class Regularize:
 
 @dataclass
 class Distill:
-    """Distillation: loss = weight * distillation + (1 - weight) * cross-entropy."""
+    """Distillation: loss = weight * distillation + (1 - weight) * cross-entropy; with `features`, see there."""
 
     # timm or saccade model names (with pretrained weights), saccade checkpoints, or "package.module:function" that
     # returns any module, separated by commas; several teachers are averaged
@@ -150,6 +151,9 @@ class Distill:
     weight: float = 0.8  # of the distillation loss
     temperature: float = 1.0  # of "soft"
     kind: Literal["soft", "hard"] = "soft"  # the teacher's probabilities, or its most probable class
+    # Turn the teacher, a timm ViT, into the SparseFormer v2 `model.name` (saccade.bootstrap with `model.kwargs`) and
+    # train its final token to have the direction of the teacher's. Labels are not read
+    features: bool = False
     image_size: int | None = None  # teacher input; None: the student's, 0: the teacher's default
     kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the teacher
 
@@ -228,20 +232,20 @@ def load_recipe(source: str | Path | Mapping[str, Any] | None, changes: Sequence
 
     Changes are applied in order: "optimizer.lr=5e-4", or a key and its value.
     """
-    yaml = require("yaml", "train")
     if isinstance(source, (str, Path)):
         path = Path(source)
         try:
-            values = _read_yaml(path.read_text())
+            values = _read_yaml(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise RecipeError(f"no recipe at {path} ({error.strerror}).") from error
-        except yaml.YAMLError as error:
+        except Exception as error:  # PyYAML raises ValueError, AttributeError, RecursionError, ... for odd scalars
             raise RecipeError(f"{path} is not valid YAML: {error}") from error
         if not isinstance(values, dict):
             raise RecipeError(f"{path} is not a recipe: expected keys and values, got {type(values).__name__}.")
     else:
         path, values = None, dict(source or {})
     values = _merge(values, [_parse_change(change) for change in changes])
+    _refuse_classes(values)
     _check_keys(values, Recipe, "")
     return _instantiate(values, str(path or "recipe"))
 
@@ -263,7 +267,13 @@ def _check(condition: bool, message: str) -> None:
 def _read_yaml(text: str) -> Any:
     """Parse YAML with 1e-3 as a number; PyYAML alone accepts only 1.0e-3 and returns a string otherwise."""
     yaml = require("yaml", "train")
-    loader = type("Loader", (yaml.SafeLoader,), {})
+
+    def compose_node(loader: Any, parent: Any, index: Any) -> Any:
+        if loader.check_event(yaml.AliasEvent):  # nested aliases grow exponentially
+            raise yaml.YAMLError("expected values, got an alias. Write the value out")
+        return yaml.SafeLoader.compose_node(loader, parent, index)
+
+    loader: Any = type("Loader", (yaml.SafeLoader,), {"compose_node": compose_node})
     number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
     loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     return yaml.load(text, Loader=loader)
@@ -276,7 +286,10 @@ def _parse_change(change: str | tuple[str, Any]) -> tuple[list[str], Any]:
     key, equals, value = change.partition("=")
     if not equals or not key:
         raise RecipeError(f"--set {change!r}: expected key=value, such as optimizer.lr=5e-4.")
-    return key.split("."), _read_yaml(value)
+    try:
+        return key.split("."), _read_yaml(value)
+    except Exception as error:  # as in load_recipe
+        raise RecipeError(f"--set {change!r}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _merge(values: Mapping[str, Any], changes: list[tuple[list[str], Any]]) -> dict[str, Any]:
@@ -295,6 +308,8 @@ def _check_keys(values: Mapping[str, Any], kind: type, prefix: str) -> None:
     """Raise for an unknown key, naming the closest key anywhere in the recipe."""
     fields = {entry.name: entry for entry in dataclasses.fields(kind)}
     for key, value in values.items():
+        if not isinstance(key, str):
+            raise RecipeError(f"expected names as keys of a recipe, got {prefix}{key!r}.")
         if key not in fields:
             close = get_close_matches(key, fields, n=1) or get_close_matches(key, list(_all_keys(Recipe)), n=1)
             close = [f"{prefix}{name}" for name in close if name in fields] or close
@@ -308,6 +323,26 @@ def _check_keys(values: Mapping[str, Any], kind: type, prefix: str) -> None:
             _check_keys(value, inner, f"{prefix}{key}.")
 
 
+def _refuse_classes(value: Any) -> None:
+    """jsonargparse would build any installed class that a value names as class_path, also inside a YAML string."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _refuse_classes(key)
+            _refuse_classes(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            _refuse_classes(inner)
+    elif isinstance(value, str) and value in ("class_path", "init_args"):
+        raise RecipeError(f"expected plain values in a recipe, got {value}. Use augment.custom for your own code.")
+    elif isinstance(value, str) and ":" in value:
+        try:
+            inner = _read_yaml(value)
+        except Exception:  # then jsonargparse reads it as text, too
+            return
+        if not isinstance(inner, str):
+            _refuse_classes(inner)
+
+
 def _all_keys(kind: type, prefix: str = "") -> Iterator[str]:
     for entry in dataclasses.fields(kind):
         if dataclasses.is_dataclass(entry.type) and isinstance(entry.type, type):
@@ -316,14 +351,23 @@ def _all_keys(kind: type, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{entry.name}"
 
 
+@lru_cache(maxsize=1)
+def _parser() -> Any:
+    """jsonargparse's parser of `Recipe`; building it takes longer than using it."""
+    parser = require("jsonargparse", "train").ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Recipe, "recipe")
+    return parser
+
+
 def _instantiate(values: dict[str, Any], name: str) -> Recipe:
     """Check and convert types with jsonargparse."""
-    jsonargparse = require("jsonargparse", "train")
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Recipe, "recipe")
+    jsonargparse, parser = require("jsonargparse", "train"), _parser()
     try:
         parsed = parser.parse_object({"recipe": values})
+        _refuse_classes(parsed.as_dict())  # before they are built
         return parser.instantiate_classes(parsed).recipe
-    except (jsonargparse.ArgumentError, TypeError) as error:
+    except RecipeError:
+        raise
+    except (jsonargparse.ArgumentError, TypeError, ValueError, RecursionError) as error:
         message = " ".join(str(error).replace("recipe.", "").split())
         raise RecipeError(f"{name}: {message}") from error

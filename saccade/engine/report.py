@@ -67,6 +67,8 @@ def _curves(rows: Sequence[dict[str, Any]], score: str, ema: bool) -> list[Any]:
 @torch.inference_mode()
 def task_sections(module: TrainingModule, model: nn.Module, evaluation: Evaluation) -> list[tuple[str, Any]]:
     """Return titles and markup: metrics per class, then the worst and the best predictions."""
+    if not evaluation.per_class:  # data without labels
+        return []
     classes, images = module.sources.classes, evaluation.images
     confusion = [] if evaluation.confusion is None else evaluation.confusion.tolist()
     sections = [("Classes", classes_section(evaluation.per_class, confusion, classes, module.class_metric))]

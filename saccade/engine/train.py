@@ -28,6 +28,7 @@ from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_
 from saccade.engine.report import task_sections, write_report
 from saccade.engine.resolve import fit_to_data, resolve_recipe
 from saccade.engine.results import describe_run
+from saccade.engine.tasks.align import AlignmentModule
 from saccade.engine.tasks.classify import ClassificationModule
 from saccade.engine.tasks.detect import DetectionModule
 from saccade.engine.tasks.segment import SegmentationModule
@@ -40,6 +41,12 @@ TASKS: dict[str, type[TrainingModule]] = {
     "detection": DetectionModule,
     "video": ClassificationModule,
 }
+
+
+def module_of(recipe: Recipe) -> type[TrainingModule]:
+    """Return the class that trains a recipe."""
+    return AlignmentModule if recipe.distill.features else TASKS[recipe.task]
+
 
 # Keys that a resumed run may not change, because its steps would differ from those of the first part.
 FIXED = ("task", "model.", "epochs", "batch_size", "seed", "data.scenes", "data.val_fraction", "trainer.accumulate")
@@ -135,7 +142,7 @@ def train(
     recipe = fit_to_data(recipe, sources.train_count, no_epochs)
     checkpoint = prepare_folder(out, recipe)
     clock = Clock(recipe.epochs * (sources.train_count // recipe.batch_size), recipe.trainer.max_minutes, started)
-    module = TASKS[recipe.task](network, recipe, sources, preprocess, clock, str(out))
+    module = module_of(recipe)(network, recipe, sources, preprocess, clock, str(out))
     if recipe.trainer.compile:
         module.compile_model(recipe.trainer.compile_mode)
     warn_if_slow(network, preprocess, recipe, clock, device)
@@ -225,7 +232,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -
 
 def assemble(recipe: Recipe) -> TrainingSetup:
     """Create model, card, data and preprocessing for the recipe's task."""
-    setup = TASKS[recipe.task].assemble(recipe)
+    setup = module_of(recipe).assemble(recipe)
     if recipe.trainer.channels_last and recipe.trainer.strategy != "fsdp2":  # which needs contiguous weights
         setup.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if recipe.trainer.grad_checkpointing:

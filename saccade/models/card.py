@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -24,6 +25,10 @@ from saccade.models.checkpoint import (
     save_checkpoint,
 )
 from saccade.models.registry import MEAN, STD
+
+MAX_SIZE = 2**16  # pixels of an image's side
+# Arguments of timm.create_model that read files or download them; a card must not have them.
+SOURCE_OPTIONS = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir", "file"}
 
 
 class Preprocess(NamedTuple):
@@ -50,11 +55,31 @@ class Card(NamedTuple):
     head: str = ""  # on the backbone `name`, for tasks with several heads
     head_kwargs: dict[str, Any] = {}  # noqa: RUF012
     shorter: int | None = None  # side to which images are resized in dense tasks; None keeps their size
+    multi_label: bool = False  # several classes per image: a sigmoid per class instead of a softmax over the classes
 
     def __repr__(self) -> str:
         model = f"{self.name}+{self.head}" if self.head else self.name
+        kind = "labels" if self.multi_label else "classes"
         frames = f", {self.preprocess.frames} frames" if self.preprocess.frames else ""
-        return f"Card({model}: {self.task}, {self.num_classes} classes, {self.preprocess.size} px{frames})"
+        return f"Card({model}: {self.task}, {self.num_classes} {kind}, {self.preprocess.size} px{frames})"
+
+    def metadata(self) -> dict[str, str]:
+        """The card as metadata of a safetensors file; `read_card` reads it."""
+        metadata = {
+            "saccade.model": self.name,
+            "saccade.num_classes": str(self.num_classes),
+            "saccade.kwargs": json.dumps(self.kwargs),
+            "saccade.classes": json.dumps(self.classes),
+            "saccade.preprocess": json.dumps(self.preprocess._asdict()),
+            "saccade.task": self.task,
+        }
+        if self.head:
+            metadata |= {"saccade.head": self.head, "saccade.head_kwargs": json.dumps(self.head_kwargs)}
+        if self.multi_label:
+            metadata["saccade.multi_label"] = "true"
+        if self.shorter:
+            metadata["saccade.shorter"] = str(self.shorter)
+        return metadata
 
     @property
     def names(self) -> list[str]:
@@ -95,19 +120,8 @@ def save_model(
     **notes: str,
 ) -> None:
     """Write weights and card into one safetensors file, atomically; `notes` are further metadata."""
-    metadata = {
-        "saccade.model": card.name,
-        "saccade.num_classes": str(card.num_classes),
-        "saccade.kwargs": json.dumps(card.kwargs),
-        "saccade.classes": json.dumps(card.classes),
-        "saccade.preprocess": json.dumps(card.preprocess._asdict()),
-        "saccade.task": card.task,
-    }
-    if card.head:
-        metadata |= {"saccade.head": card.head, "saccade.head_kwargs": json.dumps(card.head_kwargs)}
-    if card.shorter:
-        metadata["saccade.shorter"] = str(card.shorter)
-    save_checkpoint(model, path, metadata | {f"saccade.{key}": value for key, value in notes.items()}, state_dict)
+    notes = {f"saccade.{key}": value for key, value in notes.items()}
+    save_checkpoint(model, path, card.metadata() | notes, state_dict)
 
 
 def weights_file(path: str | os.PathLike) -> Path:
@@ -132,11 +146,19 @@ def read_card(path: str | os.PathLike) -> Card:
         metadata = read_metadata(path) if Path(path).suffix == ".safetensors" and Path(path).is_file() else {}
     except SafetensorError:  # damaged: reading its tensors raises a clear error
         metadata = {}
-    if "saccade.model" not in metadata:
+    try:
+        if "saccade.model" in metadata:
+            return _checked(_metadata_card(metadata))
         if (card := _timm_card(Path(path).parent / "config.json")) is not None:
-            return card
-        name, classes = identify(read_state_dict(path))
-        return Card(name, classes, {}, [], Preprocess())
+            return _checked(card)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise CheckpointError(f"the card of {path} is damaged ({reason}). Download or save it again.") from error
+    name, classes = identify(read_state_dict(path))
+    return Card(name, classes, {}, [], Preprocess())
+
+
+def _metadata_card(metadata: Mapping[str, str]) -> Card:
     preprocess = json.loads(metadata.get("saccade.preprocess", "{}"))
     for key in ("mean", "std"):
         if key in preprocess:
@@ -151,19 +173,50 @@ def read_card(path: str | os.PathLike) -> Card:
         metadata.get("saccade.head", ""),
         json.loads(metadata.get("saccade.head_kwargs", "{}")),
         int(metadata["saccade.shorter"]) if "saccade.shorter" in metadata else None,
+        metadata.get("saccade.multi_label") == "true",
     )
 
 
 def _timm_card(path: Path) -> Card | None:
     """The card of a repository that timm wrote, from its config.json; None if it is not timm's."""
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if not is_model(config.get("architecture", "")):
+    if not isinstance(config, dict) or not is_model(str(config.get("architecture", ""))):
         return None
     names = config.get("label_names") or []
     return Card(
         config["architecture"],
         config["num_classes"],
-        config.get("model_args", {}),
+        config.get("model_args") or {},
         list(names.values()) if isinstance(names, dict) else list(names),
-        _preprocess(config.get("pretrained_cfg", {})),
+        _preprocess(config.get("pretrained_cfg") or {}),
     )
+
+
+def _checked(card: Card) -> Card:
+    """The card itself, or ValueError for values that no model has, or that would read other files."""
+    preprocess, normalization = card.preprocess, (*card.preprocess.mean, *card.preprocess.std)
+    valid = {
+        "model": isinstance(card.name, str) and not set(card.name) & set(":/\\"),  # no other source
+        "num_classes": _is_count(card.num_classes, 0, 10**7),
+        "kwargs": _are_options(card.kwargs) and _are_options(card.head_kwargs),
+        "classes": isinstance(card.classes, list) and all(isinstance(name, str) for name in card.classes),
+        "size": _is_count(preprocess.size, 1, MAX_SIZE)
+        and (card.shorter is None or _is_count(card.shorter, 1, MAX_SIZE)),
+        "mean and std": all(isinstance(value, (int, float)) and math.isfinite(value) for value in normalization),
+        "crop_pct": isinstance(preprocess.crop_pct, (int, float)) and 0 < preprocess.crop_pct <= 10,
+        "interpolation": isinstance(preprocess.interpolation, str),
+        "frames": _is_count(preprocess.frames, 0, 10**4) and _is_count(preprocess.stride, 1, 10**6),
+        "task": isinstance(card.task, str) and isinstance(card.head, str),
+    }
+    if invalid := [key for key, is_valid in valid.items() if not is_valid]:
+        raise ValueError(f"invalid {', '.join(invalid)}")
+    return card
+
+
+def _is_count(value: Any, minimum: int, maximum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= maximum
+
+
+def _are_options(options: Any) -> bool:
+    """Keyword arguments that change the model, not where its weights come from."""
+    return isinstance(options, dict) and not any(key in SOURCE_OPTIONS for key in options)

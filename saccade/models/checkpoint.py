@@ -1,6 +1,7 @@
 """Read, convert and write weights. Nothing in a file is executed, and an error leaves the model unchanged."""
 
 import logging
+import mmap
 import os
 import pickle
 import tempfile
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
@@ -22,7 +23,9 @@ from saccade.models.registry import create_model, list_models
 _logger = logging.getLogger(__name__)
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys under which training scripts store weights
+MAX_WRAPPERS = 8  # nested dicts around the weights
 PREFIXES = ("module.", "_orig_mod.")
+MIN_TENSORS = 20  # every registered model has more; fewer are not compared with all of them, which takes seconds
 BACKBONE = "backbone."  # mmdetection and mmsegmentation
 
 
@@ -110,10 +113,15 @@ def save_checkpoint(
 ) -> None:
     """Write the weights as safetensors, atomically: to a temporary file in the same folder first.
 
-    `state_dict` replaces `model.state_dict()` where the weights have to be gathered first.
+    A model of `saccade.load` or `saccade.bootstrap` is saved with its card. `state_dict` replaces `model.state_dict()`
+    where the weights have to be gathered first.
     """
     path = Path(path)
-    entries = {"format": "pt"} | dict(metadata or {})
+    card: Any = getattr(model, "card", None)
+    classes: Any = getattr(model, "num_classes", None)
+    if card and classes is not None and classes != card.num_classes:  # after reset_classifier
+        card = card._replace(num_classes=classes, classes=[])
+    entries = {"format": "pt"} | (card.metadata() if card else {}) | dict(metadata or {})
     name = getattr(getattr(model, "pretrained_cfg", None), "get", lambda _: None)("architecture")
     if name:
         entries.setdefault("saccade.model", name)
@@ -133,6 +141,8 @@ def save_checkpoint(
 def identify(source: str | os.PathLike | Mapping[str, Any]) -> tuple[str, int]:
     """(name, number of classes) of the model in a checkpoint, from the names and shapes of its tensors."""
     state_dict, family = _recognise(read_state_dict(source))
+    if len(state_dict) < MIN_TENSORS:
+        raise CheckpointError(f"no registered model has the tensors of this checkpoint: {_some(state_dict)}")
     for name in list_models(f"*{family}*" if family else ""):
         with torch.device("meta"):
             model: Any = create_model(name)
@@ -160,6 +170,7 @@ def read_state_dict(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, 
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
+        _check_torch_file(path)
         with torch.serialization.safe_globals([Namespace]):  # training scripts store their arguments, too
             return unwrap(torch.load(path, map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:
@@ -171,8 +182,24 @@ def read_state_dict(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, 
             f"{path} contains Python objects besides tensors, and loading them could run code. If you trust it, "
             "re-save its state dict alone (torch.save(model.state_dict(), ...)) where its classes are installed."
         ) from error
-    except (SafetensorError, RuntimeError, EOFError, OSError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path} is damaged or incomplete ({error}). Download or copy it again.") from error
+    except CheckpointError:
+        raise
+    except Exception as error:  # torch.load raises many types for damaged pickles: IndexError, struct.error, ...
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise CheckpointError(f"{path} is damaged or incomplete ({reason}). Download or copy it again.") from error
+
+
+def _check_torch_file(path: Path) -> None:
+    """Refuse what torch.save never writes and a few bytes of which could fill the memory: bytearray(size), deflate."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                if any(content.find(name) >= 0 for name in (b"cbuiltins\nbytearray\n", b"c__builtin__\nbytearray\n")):
+                    raise CheckpointError(f"{path} contains byte arrays besides tensors. Save its state dict alone.")
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                    raise CheckpointError(f"expected an uncompressed torch file, got {path}. Save it with torch.save.")
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:
@@ -183,11 +210,15 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
 
 def unwrap(checkpoint: Any) -> dict[str, Tensor]:
     """The tensors under `model`/`state_dict`/`model_ema`, without the prefixes of DDP and torch.compile."""
-    while isinstance(checkpoint, Mapping) and not any(isinstance(value, Tensor) for value in checkpoint.values()):
+    for _ in range(MAX_WRAPPERS):  # a pickled dict can contain itself
+        if not isinstance(checkpoint, Mapping) or any(isinstance(value, Tensor) for value in checkpoint.values()):
+            break
         inner = next((key for key in WRAPPERS if isinstance(checkpoint.get(key), Mapping)), None)
         if inner is None:
             raise CheckpointError(f"no weights found: expected tensors, or one of {WRAPPERS}; got {_some(checkpoint)}")
         checkpoint = checkpoint[inner]
+    else:
+        raise CheckpointError(f"no weights found: expected tensors within {MAX_WRAPPERS} nested dicts.")
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(f"expected a dict of tensors, got {type(checkpoint).__name__}.")
     state_dict = {str(key): value for key, value in checkpoint.items() if isinstance(value, Tensor)}
@@ -292,5 +323,5 @@ def _families() -> str:
 
 
 def _some(names: Any, count: int = 4) -> str:
-    names = [str(name) for name in names]
+    names = [str(name)[:80] for name in names]
     return ", ".join(names[:count]) + (f", ... ({len(names)} in all)" if len(names) > count else "")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from saccade import weights
 from saccade.models.card import Card, Preprocess, preprocess_of, read_card, weights_file
-from saccade.models.checkpoint import CheckpointError, convert_parts, load_checkpoint, read_state_dict
+from saccade.models.checkpoint import CheckpointError, convert_parts, load_checkpoint, match_checkpoint, read_state_dict
 from saccade.models.hub import PREFIX, hub_file
 from saccade.models.official import heads
 from saccade.models.registry import create_model, list_models
@@ -73,8 +73,18 @@ def describe_model(model: nn.Module) -> Card:
 
 def _load_file(path: Path) -> nn.Module:
     card = read_task_card(path)
+    state_dict = read_state_dict(path)
+    try:
+        with torch.device("meta"):  # options in a card cannot allocate more than the tensors of the file
+            skeleton = _build(card, path)
+    except (TypeError, ValueError, KeyError, IndexError, RuntimeError, AssertionError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise CheckpointError(f"expected a card whose model can be built, got {card} in {path} ({reason}).") from error
+    match_checkpoint(skeleton, state_dict)
     model = _build(card, path)
-    load_checkpoint(model, path)
+    load_checkpoint(model, state_dict)
     if card.preprocess == Preprocess():
         card = card._replace(preprocess=describe_model(model).preprocess)
     model.card = card  # type: ignore[assignment] # nn.Module declares tensors and modules only

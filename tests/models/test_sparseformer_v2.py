@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from timm.models.vision_transformer import ResPostBlock
 from torch import Tensor, nn
 
 import saccade
@@ -464,7 +465,14 @@ def test_bootstrap_of_the_sources_has_the_named_architecture(source):
 
 
 @pytest.mark.parametrize(
-    "options", [dict(init_values=0.5), dict(qkv_bias=False), dict(class_token=False, global_pool="avg", fc_norm=True)]
+    "options",
+    [
+        dict(init_values=0.5),
+        dict(qkv_bias=False),
+        dict(class_token=False, global_pool="avg", fc_norm=True),
+        dict(class_token=False, global_pool="avg", fc_norm=False),
+        dict(pre_norm=True, in_chans=1),
+    ],
 )
 def test_bootstrap_of_other_vits_has_the_function_of_their_blocks(options):
     source, tokens = vit(**options), images(2, 5, 64)
@@ -474,8 +482,29 @@ def test_bootstrap_of_other_vits_has_the_function_of_their_blocks(options):
         expected = block(expected)
     torch.testing.assert_close(model.cortex(tokens), expected, rtol=1e-3, atol=1e-3)
     assert model.head.global_pool == options.get("global_pool", "token")
-    norm = source.fc_norm if "fc_norm" in options else source.norm
+    norm = source.fc_norm if options.get("fc_norm") else source.norm
     assert torch.equal(model.head.norm.weight, norm.weight)
+    ours = torch.cat([images(2, 1, 64, seed=1), expected], 1) if "class_token" in options else expected
+    theirs = source.forward_head(source.norm(expected))
+    torch.testing.assert_close(model.forward_head(ours), theirs, rtol=1e-3, atol=1e-3)
+    assert model(images(2, options.get("in_chans", 3), 32, 32)).shape == (2, 9)
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "width"),
+    [
+        ("deit_tiny_patch16_224", 8, 96),
+        ("vit_small_patch32_224", 8, 192),
+        ("vit_base_patch16_gap_224", 8, 384),
+        ("deit3_small_patch16_224", 8, 192),
+        ("vit_small_patch14_dinov2", 8, 192),
+    ],
+)
+def test_bootstrap_of_timm_vits_by_name(name, blocks, width):
+    with torch.device("meta"):
+        model = bootstrap(name, pretrained=False)
+    assert (len(model.cortex.blocks), model.embeddings.shape[1]) == (blocks, width)
+    assert model.card.preprocess.size == (518 if "dinov2" in name else 224)
 
 
 def test_bootstrap_without_classifier_has_none():
@@ -489,6 +518,12 @@ def test_bootstrap_without_classifier_has_none():
     [
         (lambda: timm.create_model("resnet18"), "at least 3 blocks, got ResNet with 0"),
         (lambda: vit(qk_norm=True), "plain timm ViT, got VisionTransformer with attn.k_norm"),
+        (lambda: vit(block_fn=ResPostBlock), "plain timm ViT, got VisionTransformer with ResPostBlock"),
+        (lambda: vit(reg_tokens=4), "got register tokens, which a SparseFormer v2 does not have"),
+        (lambda: vit(final_norm=False), "one LayerNorm after its blocks, got 0"),
+        (lambda: vit(norm_layer=timm.layers.RmsNorm), "LayerNorm and Mlp, got VisionTransformer with RmsNorm and Mlp"),
+        (lambda: vit(mlp_layer=timm.layers.GluMlp), "LayerNorm and Mlp, got VisionTransformer with LayerNorm and Glu"),
+        (lambda: timm.create_model("deit_tiny_distilled_patch16_224"), "got a distillation token"),
         (lambda: vit(act_layer=nn.ReLU), "GELU or QuickGELU"),
         (lambda: vit(global_pool="map"), "class token or mean pooling"),
     ],
@@ -501,6 +536,21 @@ def test_bootstrap_of_unsupported_models_is_an_error(make, message):
 def test_bootstrap_rejects_options_of_the_vit():
     with pytest.raises(ValueError, match="depth, num_classes come from the ViT"):
         bootstrap(vit(), num_classes=3, depth=2)
+
+
+def test_bootstrapped_model_is_loaded_from_its_file_alone(tmp_path):
+    source = vit(img_size=64, pretrained_cfg_overlay={"mean": (0.1, 0.2, 0.3)})
+    model = bootstrap(source, num_tokens=5, points=9).eval()
+    saccade.save_checkpoint(model, tmp_path / "model.safetensors")
+    opened = saccade.load(tmp_path / "model.safetensors")
+    inputs = images(2, 3, 64, 64)
+    torch.testing.assert_close(opened(inputs), model(inputs))
+    assert opened.card == model.card
+    assert (opened.card.num_classes, opened.card.preprocess.size) == (9, 64)
+    assert opened.card.preprocess.mean == (0.1, 0.2, 0.3)
+    opened.reset_classifier(3)
+    saccade.save_checkpoint(opened, tmp_path / "three.safetensors")
+    assert saccade.load(tmp_path / "three.safetensors").num_classes == 3
 
 
 def test_bootstrapped_model_round_trips_through_a_checkpoint(tmp_path):

@@ -1,7 +1,9 @@
 """Encoded image -> 8-bit RGB, and encoded mask -> integers, for every file type that datasets use."""
 
 import io
+import os
 import warnings
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
@@ -19,6 +21,9 @@ IMAGE_SUFFIXES = {
 # Pillow's other parsers (PSD, EPS, FITS, ...) are larger, less tested, and must not run on untrusted files.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
 MAX_PIXELS = 120_000_000  # about half a gigabyte once decoded; larger files are refused before decoding
+# Decoders that need 8 to 24 bytes per pixel besides the image, and write large images from a few bytes.
+MAX_PIXELS_OF = {"WEBP": 60_000_000, "AVIF": 60_000_000, "JPEG2000": 30_000_000}
+BAND = 4_000_000  # pixels that are converted at a time
 _OPENING = Lock()
 # Raised by Pillow for empty, truncated, oversized or unidentified files.
 DECODE_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, Image.DecompressionBombError)
@@ -70,16 +75,19 @@ def read_mask_values(source: str | Path | bytes | Any, name: str, colours: bool 
 
 def _decode(source: Any, name: str, convert: Any, max_side: int | None = None) -> Any:
     """`convert` of the loaded Pillow image. Every file that saccade decodes is opened here."""
-    if isinstance(source, (str, Path)) and Path(source).is_dir():
-        raise BadImage(name, "expected an image file, got a folder. Name the images in it")
     try:
+        if isinstance(source, (str, Path)) and not is_url(str(source)) and Path(source).exists():
+            if Path(source).is_dir():
+                raise BadImage(name, "expected an image file, got a folder. Name the images in it")
+            if not Path(source).is_file():  # reading a device or a pipe may never end
+                raise BadImage(name, "expected an image file, got a device or a pipe")
         if isinstance(source, str) and is_url(source):
             source = read_bytes(source)
         if isinstance(source, bytes) and not source:
             raise BadImage(name, "the file is empty")
         file = io.BytesIO(source) if isinstance(source, bytes) else source
         with _open(file) as image:
-            _check_pixels(image.width * image.height)
+            _check_pixels(image.width * image.height, MAX_PIXELS_OF.get(image.format or "", MAX_PIXELS))
             if max_side is not None:
                 image.draft("RGB", (max_side, max_side))  # JPEG only: decode at 1/2, 1/4 or 1/8
             image.load()
@@ -89,6 +97,8 @@ def _decode(source: Any, name: str, convert: Any, max_side: int | None = None) -
     except FileNotFoundError as error:
         raise BadImage(name, "no such file") from error
     except UnidentifiedImageError as error:
+        if isinstance(source, (str, Path)) and not os.path.getsize(source):
+            raise BadImage(name, "the file is empty") from error
         raise BadImage(name, f"not a readable image. Expected one of {', '.join(FORMATS)}") from error
     except Exception as error:  # Pillow raises many types for damaged files: struct.error, zlib.error, KeyError, ...
         raise BadImage(name, " ".join(str(error).split()) or type(error).__name__) from error
@@ -101,10 +111,10 @@ def _open(file: Any) -> Image.Image:
         return Image.open(file, formats=supported_formats())
 
 
-def _check_pixels(pixels: int) -> None:
-    if pixels > MAX_PIXELS:
+def _check_pixels(pixels: int, limit: int) -> None:
+    if pixels > limit:
         raise ValueError(
-            f"expected at most {MAX_PIXELS / 1e6:.0f} megapixels, got {pixels / 1e6:.0f}. "
+            f"expected at most {limit / 1e6:.0f} megapixels, got {pixels / 1e6:.0f}. "
             "Downscale it first, for example with Image.thumbnail"
         )
 
@@ -127,7 +137,7 @@ def supported_formats() -> tuple[str, ...]:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Apply EXIF orientation, composite transparency on white, scale 16-bit values, convert CMYK by its profile."""
-    image = ImageOps.exif_transpose(image)
+    ImageOps.exif_transpose(image, in_place=True)  # a second copy of a large image would not be released here
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode == "CMYK":
@@ -137,24 +147,46 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "LAB":
         return _convert_profile(image, ImageCms.createProfile("LAB"))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, "white")
-        return Image.alpha_composite(white, rgba).convert("RGB")
+        return _by_bands(image, _on_white)
     return image.convert("RGB")
+
+
+def _by_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """`convert`, applied to a few rows at a time: its intermediate copies of a large image would fill the memory."""
+    rows = max(1, BAND // max(1, image.width))
+    if image.height <= rows:
+        return convert(image)
+    result = Image.new("RGB", image.size)
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        band.info = dict(image.info)  # holds the transparent colour
+        result.paste(convert(band), (0, top))
+    return result
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    rgba = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
 
 
 def _grey_to_rgb(image: Image.Image) -> Image.Image:
     """16-bit, 32-bit and float grey, scaled to 8 bits by the range of the values instead of clipped at 255."""
-    values = np.asarray(image, dtype=np.float64)
-    if not np.isfinite(values).all() or values.min(initial=0) < 0:
+    values = np.asarray(image)
+    minimum, maximum = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
+    if not (np.isfinite(minimum) and np.isfinite(maximum)) or minimum < 0:  # NaN is the minimum and maximum if any is
         raise ValueError("grey values must be finite and not negative")
-    maximum = values.max(initial=0)
     if image.mode.startswith("I"):
         white = 65535  # Pillow opens 16-bit files as "I" or "I;16"
     else:
         white = 1 if maximum <= 1 else 255 if maximum <= 255 else 65535
     if maximum > white:
         raise ValueError(f"expected grey values of at most 16 bits, got {maximum:g}. Convert the file first")
+    del values
+    return _by_bands(image, partial(_scaled_grey, white=white))
+
+
+def _scaled_grey(image: Image.Image, white: int) -> Image.Image:
+    values = np.asarray(image, dtype=np.float64)
     return Image.fromarray((values * (255 / white) + 0.5).astype(np.uint8)).convert("RGB")
 
 

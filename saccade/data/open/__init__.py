@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.data.open.images import find_splits, find_video_splits
+from saccade.data.open.images import find_splits, find_unlabelled_splits, find_video_splits
 from saccade.data.open.masks import find_mask_splits
 from saccade.data.open.objects import find_object_splits
 from saccade.data.open.splits import (
@@ -35,6 +35,7 @@ __all__ = [
     "find_mask_splits",
     "find_object_splits",
     "find_splits",
+    "find_unlabelled_splits",
     "find_video_splits",
     "finder_options",
     "limited",
@@ -87,6 +88,8 @@ def check_source(source: Any, role: str) -> None:
     """Raise `DataError` for an empty dataset, or for labels or masks that cannot be used."""
     if not len(source):
         raise DataError(f"the {role} set is empty.")
+    if getattr(source, "unlabelled", False):
+        return
     if hasattr(source, "labels"):
         check_labels(source, role)
     elif not hasattr(source, "image_ids"):
@@ -119,6 +122,7 @@ def match_classes(source: Any, classes: list[str]) -> Any:
 # By task: what a path may be, and the finder of its splits
 FINDERS: dict[str, tuple[str, Callable[..., Any]]] = {
     "classification": ("a folder, Parquet or tar shards, or scenes", find_splits),
+    "features": ("a folder, Parquet or tar shards, or scenes", find_unlabelled_splits),
     "video": ("a folder or CSV list of videos, or motions", find_video_splits),
     "segmentation": ("images and masks in folders, or Parquet, or scenes", find_mask_splits),
     "detection": ("COCO JSON or a folder with it, or Parquet, or scenes", find_object_splits),

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from saccade.data.sources.base import DataError, check_known_classes
 from saccade.data.sources.objects import Objects
 
 _logger = logging.getLogger(__name__)
+MAX_EXTENT = 1000  # length of a polygon and its distance from the image, in half perimeters of the image
 
 
 class CocoSource:
@@ -117,12 +119,21 @@ class CocoSource:
 def read_json(file: Path) -> dict[str, Any]:
     """A COCO annotation file, with its three lists."""
     try:
-        document = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read {file}: {error}") from error
     keys = document if isinstance(document, dict) else {}
     if missing := [key for key in ("images", "annotations", "categories") if key not in keys]:
         raise DataError(f"expected a COCO annotation file, got {file} without {', '.join(missing)}.")
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(document[key], list) or not all(isinstance(entry, dict) for entry in document[key]):
+            raise DataError(f"expected a list of objects as {key} of {file}, got another value.")
+    for entry in document["images"]:
+        name, size = entry.get("file_name"), (entry.get("width"), entry.get("height"))
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise DataError(f"{file}, image {entry.get('id')}: expected a file name, got {name!r}.")
+        if not all(value is None or _is_integer(value) for value in size):
+            raise DataError(f"{file}, image {entry.get('id')}: expected integers as width and height, got {size}.")
     return document
 
 
@@ -135,15 +146,42 @@ def render_mask(segmentation: Any, size: tuple[int, int], annotation_id: int, fi
             polygons = _valid_polygons(segmentation)
             if not polygons:
                 return np.zeros((height, width), np.uint8)
+            _check_polygons(polygons, width, height)
             rle = coco.merge(coco.frPyObjects(polygons, height, width))
         else:
             if tuple(segmentation["size"]) != (height, width):
                 raise ValueError(f"expected run lengths of size {[height, width]}, got {segmentation['size']}")
             is_compressed = not isinstance(segmentation["counts"], list)
+            _check_run_lengths(segmentation["counts"], width * height)
             rle = segmentation if is_compressed else coco.frPyObjects(segmentation, height, width)
         return coco.decode(rle)
     except Exception as error:  # pycocotools raises nothing more specific
         raise DataError(f"{file}, annotation {annotation_id}: invalid segmentation ({error}).") from error
+
+
+def _check_polygons(polygons: list, width: int, height: int) -> None:
+    """ValueError for values on which pycocotools crashes, or that make it allocate any amount of memory."""
+    limit = MAX_EXTENT * (width + height)
+    for polygon in polygons:
+        points = np.array(polygon, np.float64).reshape(-1, 2)
+        lengths = np.abs(points - np.roll(points, 1, axis=0)).sum()
+        if not (np.abs(points).max() <= limit and lengths <= limit):  # also false for NaN
+            raise ValueError(
+                f"expected polygons near an image of {width} x {height} px, got {points.tolist()[:3]}, ..."
+            )
+
+
+def _check_run_lengths(counts: Any, pixels: int) -> None:
+    """ValueError for run lengths that do not cover the image, or strings whose end pycocotools would read past."""
+    if isinstance(counts, list):
+        if not all(_is_integer(count) and 0 <= count <= pixels for count in counts) or sum(counts) != pixels:
+            raise ValueError(f"expected run lengths whose sum is {pixels}")
+    elif not re.fullmatch(r"(?:[P-o]{0,6}[0-O])*", counts if isinstance(counts, str) else counts.decode()):
+        raise ValueError("expected compressed run lengths")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 def _valid_polygons(segmentation: list) -> list:
@@ -153,6 +191,8 @@ def _valid_polygons(segmentation: list) -> list:
 
 def _index_categories(categories: list[dict], classes: list[str] | None, file: Path) -> tuple[list[str], list[int]]:
     """Names and ids, in the order of `classes` if given; classes that the file lacks get unused ids."""
+    if invalid := [entry for entry in categories if not _is_integer(entry.get("id")) or "name" not in entry]:
+        raise DataError(f"expected an integer id and a name for every category in {file}, got {invalid[0]}.")
     ordered = sorted(categories, key=lambda entry: entry["id"])
     ids = {str(entry["name"]): int(entry["id"]) for entry in ordered}
     if len(ids) != len(ordered) or not ids:
@@ -169,6 +209,8 @@ def _index_by_id(entries: Iterable[dict], kind: str, file: Path) -> dict[int, di
     for entry in entries:
         if "id" not in entry:
             raise DataError(f"{file}: {kind} without id.")
+        if not _is_integer(entry["id"]):
+            raise DataError(f"{file}: expected an integer as {kind} id, got {entry['id']!r}.")
         if entry["id"] in indexed:
             raise DataError(f"{file}: duplicate {kind} id {entry['id']}.")
         indexed[entry["id"]] = entry
@@ -177,6 +219,9 @@ def _index_by_id(entries: Iterable[dict], kind: str, file: Path) -> dict[int, di
 
 def _check_annotation(annotation: dict, images: dict[int, dict], labels: dict[int, int], file: Path) -> None:
     where = f"{file}, annotation {annotation['id']}"
+    for key in ("image_id", "category_id"):
+        if not _is_integer(annotation.get(key)):
+            raise DataError(f"{where}: expected an integer as {key}, got {annotation.get(key)!r}.")
     if annotation.get("image_id") not in images:
         raise DataError(f"{where}: unknown image_id {annotation.get('image_id')}.")
     if annotation.get("category_id") not in labels:
@@ -185,9 +230,15 @@ def _check_annotation(annotation: dict, images: dict[int, dict], labels: dict[in
     if (
         not isinstance(box, list)
         or len(box) != 4
-        or not all(isinstance(v, (int, float)) and np.isfinite(v) for v in box)
+        or not all(isinstance(v, (int, float)) and abs(v) < 1e9 for v in box)  # false for NaN
     ):
         raise DataError(f"{where}: expected bbox as x, y, width, height, got {box!r}.")
+    if annotation.get("iscrowd", 0) not in (0, 1):
+        raise DataError(f"{where}: expected iscrowd 0 or 1, got {annotation['iscrowd']!r}.")
+    segmentation = annotation.get("segmentation")
+    is_polygons = isinstance(segmentation, list) and all(isinstance(polygon, list) for polygon in segmentation)
+    if segmentation is not None and not is_polygons and not isinstance(segmentation, dict):
+        raise DataError(f"{where}: expected polygons or run lengths as segmentation, got {segmentation!r}.")
 
 
 def _compact(annotation: dict, labels: dict[int, int]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from PIL import Image
 from saccade.data.decode.image import IMAGE_SUFFIXES, read_image
 from saccade.data.sources.base import DataError, read_class_names
 
+MAX_LABEL = 1_000_000  # bytes of a .cls or .json member
+
 
 class ShardSource:
     """Samples of uncompressed tar files. Class names come from `classes`, or classes.txt in the shards' folder."""
@@ -26,6 +28,8 @@ class ShardSource:
             for key, offset, size, label in _index_shard(file):
                 self.entries.append((shard, offset, size, key))
                 labels.append(label)
+        if beyond := [label for label in labels if not -(2**63) <= label < 2**63]:
+            raise DataError(f"expected labels of at most 64 bits in {self.files[0]}, got {beyond[0]}.")
         self.labels = np.asarray(labels, dtype=np.int64)
         names = classes or read_class_names(Path(self.files[0]).parent)
         self.classes = names or [str(i) for i in range(int(self.labels.max(initial=-1)) + 1)]
@@ -59,8 +63,12 @@ def _index_shard(file: str) -> list[tuple[str, int, int, int]]:
                 if f".{suffix.lower()}" in IMAGE_SUFFIXES:
                     images[key] = (member.offset_data, member.size)
                 elif suffix in ("cls", "json") and (stream := tar.extractfile(member)) is not None:
+                    if member.size > MAX_LABEL:
+                        raise DataError(f"{file}, {member.name}: expected a label, got {member.size} bytes.")
                     labels[key] = _parse_label(stream.read(), suffix, f"{file}, {member.name}")
-    except tarfile.TarError as error:
+    except DataError:
+        raise
+    except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:  # the last three for damaged headers
         raise DataError(f"expected an uncompressed .tar file, got {file}: {error}.") from error
     if missing := [key for key in images if key not in labels]:
         raise DataError(f"{len(missing)} images of {file} have no label: expected {missing[0]}.cls.")
@@ -73,5 +81,5 @@ def _parse_label(data: bytes, suffix: str, name: str) -> int:
             return int(data.decode().strip())
         metadata = json.loads(data)
         return int(metadata["label"] if "label" in metadata else metadata["cls"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(f"{name}: expected an integer label (in JSON under `label` or `cls`).") from error

@@ -18,6 +18,7 @@ from PIL import Image
 from saccade._extras import require
 from saccade.data.decode.image import BadImage, read_image
 from saccade.data.sources.base import DataError, index_labels
+from saccade.weights.download import home
 
 MAX_IN_MEMORY = 4 * 2**30  # Parquet files of up to this total size (compressed) are read into memory
 COLUMN_NAMES = {
@@ -73,7 +74,10 @@ def encoded_cell(cell: Any, name: str, file: str) -> bytes | str:
         return data.as_py()
     if path is None or not path.is_valid:
         raise BadImage(name, "the row has no image")
-    return os.path.join(os.path.dirname(file) or ".", path.as_py())  # never a URL from a cell
+    try:
+        return os.path.join(os.path.dirname(file) or ".", path.as_py())  # never a URL from a cell
+    except UnicodeDecodeError as error:
+        raise BadImage(name, "the path is not UTF-8") from error
 
 
 class TableSource:
@@ -91,7 +95,8 @@ class TableSource:
         self.image_column = choose_column(schema, "image", image_column)
         self.label_column = choose_column(schema, "label", label_column)
         labels = read_column(self.files, self.label_column)
-        feature = read_features(schema).get(self.label_column, {})
+        feature = read_features(schema).get(self.label_column)
+        feature = feature if isinstance(feature, dict) else {}
         self._images = EncodedColumn(self.files, self.image_column)
         self.classes, self.labels = _index_label_column(labels, feature, classes, self.files[0])
 
@@ -122,14 +127,18 @@ def read_schema(file: str) -> Any:
             return pq.read_schema(file)
         with pa.memory_map(file) as mapped:
             return pa.ipc.open_stream(mapped).schema
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"cannot read {file}: {error}") from error
 
 
 def read_features(schema: Any) -> dict[str, Any]:
     """Hugging Face's description of the columns, {} if the file has none."""
     text = (schema.metadata or {}).get(b"huggingface")
-    return json.loads(text).get("info", {}).get("features", {}) if text else {}
+    try:
+        features = json.loads(text).get("info", {}).get("features", {}) if text else {}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise DataError(f"expected Hugging Face's metadata as JSON in the schema, got {error}.") from error
+    return features if isinstance(features, dict) else {}
 
 
 def choose_column(schema: Any, role: str, requested: str | None) -> str:
@@ -162,7 +171,7 @@ def read_column(files: Sequence[str], column: str) -> Any:
         else:
             tables = [pa.ipc.open_stream(pa.memory_map(file)).read_all().select([column]) for file in files]
         return pa.concat_tables(tables).column(column)
-    except (pa.ArrowException, OSError, KeyError) as error:
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise DataError(f"cannot read column {column!r} of {files[0]} (and {len(files) - 1} more): {error}") from error
 
 
@@ -179,7 +188,10 @@ def _index_label_column(
         names = feature.get("names") or classes or [str(i) for i in range(int(indices.max(initial=-1)) + 1)]
         return list(names), indices
     if pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type):
-        return index_labels(labels.to_pylist(), classes or None, file)
+        try:
+            return index_labels(labels.to_pylist(), classes or None, file)
+        except UnicodeDecodeError as error:
+            raise DataError(f"expected labels in UTF-8 in {file}, got {error}.") from error
     raise DataError(f"expected labels of type integer or string in {file}, got {labels.type}.")
 
 
@@ -196,7 +208,7 @@ def _convert_to_arrow(files: list[str], column: str) -> Path:
     pa, pq = require("pyarrow", "train"), require("pyarrow.parquet", "train")
 
     key = json.dumps([[os.path.abspath(f), os.path.getsize(f), os.path.getmtime(f)] for f in files] + [column])
-    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "saccade"
+    root = home() / "arrow"
     target = root / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.arrow"
     if target.exists():
         return target

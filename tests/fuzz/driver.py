@@ -1,0 +1,114 @@
+"""Run mutated seeds through a target; count what is rejected, and record failures, peak memory and the slowest input."""
+
+import hashlib
+import mmap
+import random
+import resource
+import shutil
+import signal
+import time
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.fuzz.targets import TARGETS, folder
+
+MAX_SECONDS = 5.0
+MAX_MEGABYTES = 1000.0
+
+
+class Report(NamedTuple):
+    """Result of a run."""
+
+    target: str
+    inputs: int
+    rejected: int  # raised one of the target's errors
+    seconds: float
+    peak_megabytes: float  # of the process
+    libraries_megabytes: float  # of it, after the imports and before the first input
+    slowest_seconds: float
+    failures: dict[str, str]  # other errors, too slow or too large -> file with the first such input
+
+
+class TooSlow(BaseException):
+    """Raised by the timer; not an Exception, so that no handler takes it for a damaged file."""
+
+
+def run(name: str, inputs: int, seed: int = 0, out: Path | None = None) -> Report:
+    """Run `inputs` mutations of the target's seeds; the same ones for the same `seed`.
+
+    The current input is in out/current-NAME: if a C library crashes, it remains there.
+    """
+    target = TARGETS[name]
+    seeds = target.seeds()
+    rng = random.Random(f"{name} {seed}")
+    current = _open_current(out, name) if out else None
+    failures: dict[str, str] = {}
+    libraries = _peak()
+    rejected, slowest, peak = 0, 0.0, libraries
+    signal.signal(signal.SIGALRM, _raise_too_slow)
+    begin = time.perf_counter()
+    for number in range(inputs):
+        data = seeds[number] if number < len(seeds) else target.mutate(rng.choice(seeds), rng, seeds)
+        if current is not None:
+            current.seek(0)
+            current.write(len(data).to_bytes(8, "little") + data[: 1 << 20])
+        failure = ""
+        start = time.perf_counter()
+        signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
+        try:
+            target.run(data)
+        except target.errors:
+            rejected += 1
+        except TooSlow:
+            failure = f"more than {MAX_SECONDS:g} s"
+        except Exception as error:
+            failure = _describe(error)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        slowest = max(slowest, time.perf_counter() - start)
+        if (now := _peak()) > peak:
+            if now - libraries > MAX_MEGABYTES:
+                failure = failure or f"peak memory {now - libraries:.0f} MB"
+            peak = now
+        if failure and failure not in failures:
+            failures[failure] = _save(data, name, out)
+        if out is not None and number % 50_000 == 49_999:
+            print(f"{name}: {number + 1} inputs, {len(failures)} failures", flush=True)
+    seconds = time.perf_counter() - begin
+    shutil.rmtree(folder(), ignore_errors=True)
+    folder.cache_clear()
+    for cached in (target.seeds, *(other.seeds for other in TARGETS.values())):  # some seeds name files in the folder
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
+    return Report(name, inputs, rejected, round(seconds, 1), round(peak), round(libraries), round(slowest, 3), failures)
+
+
+def _describe(error: Exception) -> str:
+    """Type and the innermost line of saccade."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/saccade/" in frame.filename]
+    where = f"{frames[-1].filename.rpartition('/saccade/')[2]}:{frames[-1].lineno}" if frames else "?"
+    return f"{type(error).__name__} at {where}"
+
+
+def _save(data: bytes, name: str, out: Path | None) -> str:
+    if out is None:
+        return repr(data[:2000])
+    path = out / f"{name}-{hashlib.sha256(data).hexdigest()[:12]}"
+    path.write_bytes(data)
+    return str(path)
+
+
+def _open_current(out: Path, name: str) -> mmap.mmap:
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / f"current-{name}", "w+b") as file:
+        file.truncate((1 << 20) + 8)
+        return mmap.mmap(file.fileno(), 0)
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # KiB on Linux
+
+
+def _raise_too_slow(*_: object) -> None:
+    raise TooSlow
