@@ -28,7 +28,6 @@ myst_enable_extensions = ["attrs_inline"]
 myst_heading_anchors = 4  # GitHub's anchors, so that links work there and here
 suppress_warnings = [
     "myst.header",  # pages of results begin some sections two levels deeper
-    "toc.empty_glob",  # docs/claims.md is optional
 ]
 
 # API reference, from docstrings and annotations

@@ -1,6 +1,6 @@
 """
-Features in segmentation_models_pytorch and torchvision
-=======================================================
+Features in smp and torchvision
+===============================
 
 The models are registered with timm, so every library that takes timm backbones takes them.
 """
