@@ -81,7 +81,7 @@ def test_region_grid_of_any_number_is_inside_the_image(num_tokens, init):
 
 @pytest.mark.shows("SF-05", "SF-07")
 def test_point_placer_matches_eqs_2_and_3():
-    """Offsets are a linear map of the normalised token, without bias, beside the grid: x and y of every point in turn."""
+    """Offsets are a linear map of the normalised token, without bias, plus the grid: x and y of every point in turn."""
     torch.manual_seed(0)
     placer = PointPlacer(8, 9).double()
     torch.nn.init.normal_(placer.to_offset.weight)
