@@ -77,8 +77,12 @@ def parse_page(page: Path, old: str = "", new: str = "") -> Document:
 
 def evaluate_shell(example: Example) -> None:
     """Run the `saccade` commands of a block in this process and `curl` in a shell; others must be listed in NOT_RUN."""
+    finished: list[list[str]] = example.namespace.setdefault("finished_commands", [])
     for command in commands(str(example.parsed)):
         words = shlex.split(command, comments=True)
+        if words in finished:  # a page may repeat a command in another section
+            continue
+        finished.append(words)
         if words[0] == "saccade":
             arguments = with_limits(words[1:])
             if not is_listed(command, NOT_EXECUTED):
