@@ -16,6 +16,7 @@ from saccade.data.decode.video import BadVideo, VideoFile
 from saccade.data.sources.base import DataError
 from saccade.data.sources.coco import CocoSource, render_mask
 from saccade.data.sources.shards import ShardSource
+from saccade.data.sources.table import TableSource
 from saccade.engine.recipe import RecipeError, load_recipe
 from saccade.models.card import read_card
 from saccade.models.checkpoint import CheckpointError, read_state_dict, save_checkpoint, unwrap
@@ -120,7 +121,7 @@ def card_file(path: Path, **metadata: str) -> Path:
     ids=str,
 )
 def test_damaged_card_is_a_checkpoint_error(tmp_path, metadata):
-    with pytest.raises(CheckpointError, match="the card of .* is damaged"):
+    with pytest.raises(CheckpointError, match=r"the card of .* is damaged"):
         read_card(card_file(tmp_path / "a.safetensors", **metadata))
 
 
@@ -137,7 +138,7 @@ def test_damaged_card_is_a_checkpoint_error(tmp_path, metadata):
     ids=str,
 )
 def test_card_cannot_name_another_source(tmp_path, metadata):
-    with pytest.raises(CheckpointError, match="invalid (kwargs|model)"):
+    with pytest.raises(CheckpointError, match=r"invalid (kwargs|model)"):
         read_card(card_file(tmp_path / "a.safetensors", **metadata))
 
 
@@ -304,6 +305,20 @@ def test_shard_with_a_damaged_header_is_a_data_error(tmp_path):
     (tmp_path / "a.tar").write_bytes(bytes(seed))
     with pytest.raises(DataError):
         ShardSource([tmp_path / "a.tar"])
+
+
+def test_damaged_label_does_not_fill_the_memory(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    image = {"bytes": TARGETS["image"].seeds()[0], "path": None}
+    pq.write_table(pa.table({"image": [image], "label": [2**40]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="expected labels below 1000000"):
+        TableSource([tmp_path / "a.parquet"])
+    pq.write_table(pa.table({"image": [image], "label": [0]}), tmp_path / "a.parquet")
+    source = TableSource([tmp_path / "a.parquet"])
+    with pytest.raises(BadImage, match="the row has no image"):
+        source.read(1)  # a damaged file can have columns of different lengths
 
 
 # Recipes

@@ -1,6 +1,6 @@
 """Send hostile and valid uploads, mixed, to a server: `python -m tests.web.hostile_uploads --uploads 10000`.
 
-Valid images must be answered with their own result, hostile ones with a 4xx status. The server's memory after the run
+Valid images must return their own result, hostile ones a 4xx status. The server's memory after the run
 is compared with that after a tenth of it, and the files it leaves are listed. Prints one line of JSON; exit code 1 if
 memory grew by more than 2 %, a file remained outside the cache folder, or a result was wrong.
 """

@@ -24,8 +24,8 @@ VIDEO_SUFFIXES = {
 
 # FFmpeg's playlists (HLS, concat, DASH) would read other files and addresses, whatever the name of the file.
 DEMUXERS = (
-    "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi", "mpeg", "mpegvideo", "mpegts", "asf", "flv", "gif", "ogg", "h264",
-    "hevc", "m4v", "ivf", "dv", "nut", "mxf", "rm", "vob", "av1", "obu",
+    "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi", "mpeg", "mpegvideo", "mpegts", "asf", "flv", "gif", "ogg",
+    "h264", "hevc", "m4v", "ivf", "dv", "nut", "mxf", "rm", "vob", "av1", "obu",
 )  # fmt: skip
 OPEN_OPTIONS = {"format_whitelist": ",".join(DEMUXERS), "protocol_whitelist": "file"}
 MAX_PIXELS = 40_000_000  # per frame; 8K has 33 million
