@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test test-gpu test-all lint format clean
+.PHONY: help demo docs test test-gpu test-all lint format clean
 
 help:
 	@echo "make demo      install into .venv and run the demo (CPU, minutes)"
 	@echo "make test      install with the dev extra and run the test suite"
 	@echo "make test-all  run the test suite with the slow tests"
 	@echo "make test-gpu  compare operations with their references on a GPU"
+	@echo "make docs      build the documentation into docs/_build/html (CPU, minutes)"
 	@echo "make lint      ruff, pyright and tools/check_language.py"
 	@echo "make format    format the code with ruff"
 	@echo "make clean     remove .venv and all build outputs"
@@ -37,6 +38,9 @@ test-gpu: $(VENV)/.dev
 test-all: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
+docs: $(VENV)/.dev
+	OMP_NUM_THREADS=2 MPLBACKEND=Agg $(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,4 +52,4 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) demo build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo build dist docs/_build docs/examples docs/api/*.rst *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -7,9 +7,8 @@ import argparse
 
 import torch
 
-from saccade.data.synthetic.motions import MOTIONS, MotionSet
-from saccade.data.transforms.batch import normalize
-from saccade.tasks.load import card_of, load
+import saccade
+from saccade.data import MOTIONS, MotionSet, normalize
 
 OPPOSITE = {"left": "right", "up": "down", "zoom in": "zoom out"}
 OPPOSITE |= {second: first for first, second in OPPOSITE.items()} | {"rotate": "rotate", "still": "still"}
@@ -26,11 +25,10 @@ def main() -> None:
     parser.add_argument("--clips", type=int, default=128, help="clips per class")
     args = parser.parse_args()
     try:
-        model = load(args.run)
-        card = card_of(model)
+        model = saccade.load(args.run)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    preprocess = card.preprocess
+    preprocess = model.card.preprocess
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(device)
     source = MotionSet(len(MOTIONS) * args.clips, preprocess.size, preprocess.frames, "test").to(device)

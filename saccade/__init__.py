@@ -1,6 +1,7 @@
 """saccade: token-based vision models for PyTorch.
 
 Importing the package registers its models with timm and does nothing else. Public functions are imported on first use.
+`__all__` is the contract: documentation, examples, command line and web page use these names and those of `PACKAGES`.
 """
 
 import sys
@@ -8,9 +9,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from saccade._extras import lazy_names, package_version
+
 if TYPE_CHECKING:
+    from saccade import benchmark as benchmark
+    from saccade import data as data
+    from saccade import explanation as explanation
+    from saccade import inference as inference
+    from saccade import layers as layers
     from saccade import models as models
+    from saccade import tokens as tokens
+    from saccade.benchmark.cost import count
     from saccade.engine.evaluate import evaluate
+    from saccade.engine.train import train
     from saccade.explanation.explain import explain
     from saccade.explanation.hooks.record import record
     from saccade.inference.optimize import optimize
@@ -20,8 +31,16 @@ if TYPE_CHECKING:
     from saccade.models.sparseformer_v2 import bootstrap
     from saccade.tasks.detection import create_detector
     from saccade.tasks.load import load
-    from saccade.tasks.predict import predict
-    from saccade.tasks.results import Classification, ClipPrediction, Detections, Predictions, Segmentation
+    from saccade.tasks.predict import predict, predict_stream
+    from saccade.tasks.results import (
+        Classification,
+        ClipPrediction,
+        Detections,
+        Prediction,
+        Predictions,
+        Segmentation,
+        Unreadable,
+    )
     from saccade.tasks.segmentation import create_segmenter
 
 __all__ = [
@@ -30,10 +49,13 @@ __all__ = [
     "ClipPrediction",
     "Detections",
     "LoadReport",
+    "Prediction",
     "Predictions",
     "Segmentation",
+    "Unreadable",
     "bootstrap",
     "convert_official",
+    "count",
     "create_detector",
     "create_model",
     "create_segmenter",
@@ -44,45 +66,49 @@ __all__ = [
     "load_checkpoint",
     "optimize",
     "predict",
+    "predict_stream",
     "record",
     "save_checkpoint",
+    "train",
 ]
 
-_MODULES = {
-    "Card": "saccade.models.card",
-    "Classification": "saccade.tasks.results",
-    "ClipPrediction": "saccade.tasks.results",
-    "Detections": "saccade.tasks.results",
-    "LoadReport": "saccade.models.checkpoint",
-    "Predictions": "saccade.tasks.results",
-    "Segmentation": "saccade.tasks.results",
-    "bootstrap": "saccade.models.sparseformer_v2",
-    "convert_official": "saccade.models.checkpoint",
-    "create_detector": "saccade.tasks.detection",
-    "create_model": "saccade.models.registry",
-    "create_segmenter": "saccade.tasks.segmentation",
-    "evaluate": "saccade.engine.evaluate",
-    "explain": "saccade.explanation.explain",
-    "list_models": "saccade.models.registry",
-    "load": "saccade.tasks.load",
-    "load_checkpoint": "saccade.models.checkpoint",
-    "optimize": "saccade.inference.optimize",
-    "predict": "saccade.tasks.predict",
-    "record": "saccade.explanation.hooks.record",
-    "save_checkpoint": "saccade.models.checkpoint",
-}
+# Packages whose `__all__` is public too; everything else may change without notice.
+PACKAGES = ("benchmark", "data", "explanation", "inference", "layers", "models", "tokens")
+
+_lazy = lazy_names(
+    __name__,
+    {
+        "benchmark.cost": ("count",),
+        "engine.evaluate": ("evaluate",),
+        "engine.train": ("train",),
+        "explanation.explain": ("explain",),
+        "explanation.hooks.record": ("record",),
+        "inference.optimize": ("optimize",),
+        "models.card": ("Card",),
+        "models.checkpoint": ("LoadReport", "convert_official", "load_checkpoint", "save_checkpoint"),
+        "models.registry": ("create_model", "list_models"),
+        "models.sparseformer_v2": ("bootstrap",),
+        "tasks.detection": ("create_detector",),
+        "tasks.load": ("load",),
+        "tasks.predict": ("predict", "predict_stream"),
+        "tasks.results": (
+            "Classification",
+            "ClipPrediction",
+            "Detections",
+            "Prediction",
+            "Predictions",
+            "Segmentation",
+            "Unreadable",
+        ),
+        "tasks.segmentation": ("create_segmenter",),
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "models":
-        return import_module("saccade.models")
-    if name == "__version__":
-        from saccade._extras import package_version
-
-        return package_version()
-    if name in _MODULES:
-        return getattr(import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'saccade' has no attribute {name!r}")
+    if name in PACKAGES:
+        return import_module(f"saccade.{name}")
+    return package_version() if name == "__version__" else _lazy(name)
 
 
 def _is_command_line() -> bool:

@@ -1,8 +1,10 @@
 """Import optional dependencies where they are used; the error names the extra to install. Names of files as text."""
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 
 def require(module: str, extra: str) -> ModuleType:
@@ -30,3 +32,15 @@ def package_version() -> str:
         return version("saccade")
     except PackageNotFoundError:
         return "0.0.0"
+
+
+def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package whose public names are imported on first use, {module below it: names}."""
+    places = {name: module for module, names in modules.items() for name in names}
+
+    def __getattr__(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{places[name]}"), name)
+
+    return __getattr__

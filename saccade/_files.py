@@ -1,12 +1,16 @@
 """Write files atomically: a reader sees the old file or the new one, never half of it."""
 
+import io
 import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 def write_file(path: str | os.PathLike, content: bytes | str) -> Path:
@@ -20,6 +24,22 @@ def write_file(path: str | os.PathLike, content: bytes | str) -> Path:
 def write_json(path: str | os.PathLike, document: Any) -> Path:
     """Write indented JSON."""
     return write_file(path, json.dumps(document, indent=2, default=str) + "\n")
+
+
+def unique_stem(name: str, used: set[str]) -> str:
+    """The stem of a file name, numbered from its second use: "cat", "cat-2"; adds it to `used`."""
+    stem, count = Path(name).stem, 2
+    while stem in used:
+        stem, count = f"{Path(name).stem}-{count}", count + 1
+    used.add(stem)
+    return stem
+
+
+def png_bytes(image: "Image.Image") -> bytes:
+    """A Pillow image as the content of a PNG file."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 @contextmanager

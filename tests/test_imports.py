@@ -35,11 +35,15 @@ PACKAGES = {
     "data": Rule("files to batches"),
     "reports": Rule("HTML templates, stylesheet and charts"),
     "inference": Rule(
-        "whole-model transformations: folding, casting, CUDA graphs, export",
-        ("data", "heads", "layers", "models", "ops", "tasks"),
+        "whole-model transformations: folding, casting, CUDA graphs, export; batch prediction",
+        ("data", "explanation.hooks", "heads", "layers", "models", "ops", "tasks", "tokens.trace"),
     ),
     "benchmark": Rule("cost and speed", ("inference", "models", "reports", "tasks", "tokens.trace")),
     "engine": Rule("recipes, training, evaluation", ("benchmark", "data", "inference", "models", "tasks", "reports")),
+    "reproduce": Rule(
+        "the papers' claims: declared comparisons, paired runs, verdicts",
+        ("benchmark", "data", "engine", "models", "reports", "tasks"),
+    ),
     "explanation": Rule(
         "`saccade.record`, figures, scores",
         ("data", "layers", "models", "ops.enabled", "reports", "tasks", "tokens.locate", "tokens.trace"),

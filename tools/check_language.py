@@ -249,7 +249,9 @@ def find_files(paths: list[Path]) -> list[Path]:
     for path in paths:
         files |= {path} if path.is_file() else set(path.rglob("*"))
     suffixes = (".py", ".md", ".yaml", ".yml", ".sh")
-    return sorted(path for path in files if path.suffix in suffixes and "__pycache__" not in path.parts)
+    generated = {"__pycache__", "_build"}  # docs/examples: sphinx-gallery's copies of docs/gallery
+    files = {path for path in files if not generated & set(path.parts) and "docs/examples/" not in path.as_posix()}
+    return sorted(path for path in files if path.suffix in suffixes)
 
 
 def read_allowlist(path: Path = ALLOWLIST) -> list[Allowed]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import saccade
 from saccade import weights
-from saccade.explanation.drawing.figure import write_atomic
+from saccade._files import write_file
 from saccade.models.card import Card, save_model, weights_file
 from saccade.tasks.load import card_of, load
 
@@ -122,9 +122,7 @@ def embed(
             details["accuracy"] = evaluate(staged, card.task, data, device)
             details["measured_by"] = f"saccade eval {name}.{tag} --data {Path(data).name}"
         save_model(model, staged, card, state_dict, about=json.dumps(details))
-        write_atomic(
-            target.with_suffix(".md"), write_card(f"{name}.{tag}", card, details, result, staged.stat().st_size)
-        )
+        write_file(target.with_suffix(".md"), write_card(f"{name}.{tag}", card, details, result, staged.stat().st_size))
         staged.replace(target)
     finally:
         staged.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ FIGURES = {  # file: photograph, model, figure, panel width in pixels
     "svit.png": ("cat", "svit_nano", "super_tokens", 300),
     "vt.png": ("astronaut", "vt_nano", "assignment-1", 120),
     "paca.png": ("coffee", "paca_nano", "mosaic", 230),
+    "paca_clusters.png": ("coffee", "paca_nano", "clusters", 170),
     "sparseformer.png": ("rocket", "sparseformer_nano", "sampling", 180),
 }
 

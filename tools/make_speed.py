@@ -102,7 +102,7 @@ def page() -> str:
         if document.get("notes"):
             parts.append("Not measured: " + "; ".join(document["notes"]) + "\n")
         if path.with_suffix(".png").is_file():
-            parts.append(f"![{path.stem}](../benchmarks/results/{path.stem}.png)\n")
+            parts.append(f"![Chart of the measurements {path.stem}](../benchmarks/results/{path.stem}.png)\n")
     return "\n".join(parts).rstrip() + "\n"
 
 

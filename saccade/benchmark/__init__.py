@@ -2,9 +2,11 @@
 
 from saccade.benchmark.cost import Cost, count
 from saccade.benchmark.machine import Ceiling, describe_machine, measure_ceiling
-from saccade.benchmark.timing import Case, Measurement, interleave, measure
+from saccade.benchmark.plot import plot_accuracy, plot_scaling, plot_trade_offs, published_accuracy
+from saccade.benchmark.timing import DTYPES, Case, Measurement, interleave, measure
 
 __all__ = [
+    "DTYPES",
     "Case",
     "Ceiling",
     "Cost",
@@ -14,4 +16,8 @@ __all__ = [
     "interleave",
     "measure",
     "measure_ceiling",
+    "plot_accuracy",
+    "plot_scaling",
+    "plot_trade_offs",
+    "published_accuracy",
 ]

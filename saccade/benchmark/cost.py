@@ -38,6 +38,13 @@ def count(
 
     `inputs` are the arguments of a module that does not take images (a tokenizer, a pyramid, a head): tensors in
     tuples, lists or dicts, of which only the shapes matter.
+
+    Example:
+        >>> cost = saccade.count(saccade.create_model("svit_nano"), size=64)
+        >>> cost.params, cost.madds
+        (2997144, 38770176)
+        >>> list(cost.parts)
+        ['stem', 'stages.0', 'stages.1', 'stages.2', 'stages.3', 'projection', 'head']
     """
     with torch.device("meta"):
         module = create_model(model, **options) if isinstance(model, str) else deepcopy(model).to("meta")

@@ -82,6 +82,12 @@ TRADE_OFFS = {  # key of a row -> axis label, whether less is better
 }
 
 
+LABEL_OFFSETS = (  # in points, and the side of the text that is there
+    (6, 4, "left"), (6, -5, "left"), (-6, 4, "right"), (-6, -5, "right"),
+    (0, 11, "center"), (0, -11, "center"), (10, 14, "left"), (10, -15, "left"),
+)  # fmt: skip
+
+
 def pareto_front(points: list[tuple[float, float]], less_is_better: bool = True) -> list[tuple[float, float]]:
     """The (cost, accuracy) that no other point beats in both, sorted by cost."""
     sign = 1 if less_is_better else -1
@@ -90,6 +96,23 @@ def pareto_front(points: list[tuple[float, float]], less_is_better: bool = True)
         if not front or accuracy > front[-1][1]:
             front.append((cost, accuracy))
     return sorted(front)
+
+
+def place_label(axes: Any, text: str, point: tuple[float, float], own: bool, boxes: list[Any]) -> None:
+    """Write a name beside its point, at the first of eight positions that covers none of `boxes`, the names so far.
+
+    Without such a position an own model is written above its point, another one not at all.
+    """
+    font = dict(fontsize=7.5, color="black") if own else dict(fontsize=6.5, color="#777777")
+    for x, y, align in LABEL_OFFSETS:
+        label = axes.annotate(text, point, textcoords="offset points", xytext=(x, y), ha=align, va="center", **font)
+        box = label.get_window_extent()
+        if not any(box.overlaps(other) for other in boxes):
+            boxes.append(box)
+            return
+        label.remove()
+    if own:
+        axes.annotate(text, point, textcoords="offset points", xytext=(0, 6), ha="center", **font)
 
 
 def plot_trade_offs(rows: list[dict[str, Any]], families: list[str]) -> Any:
@@ -110,14 +133,17 @@ def plot_trade_offs(rows: list[dict[str, Any]], families: list[str]) -> Any:
                 colour = COLOURS[families.index(row["family"])] if own else "#bbbbbb"
                 marker = "o" if row["size"] <= 300 else "D"
                 axes.scatter(*point, s=46 if own else 16, color=colour, marker=marker, zorder=3)
-                if own or point in front:
-                    text = row["model"].removesuffix(" (ours)") + ("" if row["size"] == 224 else f" {row['size']}")
-                    font = dict(fontsize=7.5 if own else 6.5, color="black" if own else "#777777")
-                    axes.annotate(text, point, textcoords="offset points", xytext=(4, 3), **font)
             for i, family in enumerate(families):
                 axes.scatter([], [], s=46, color=COLOURS[i], label=family)
             axes.set(xscale="log", xlabel=label)
             plain_numbers(axes.xaxis)
+            axes.margins(0.12, 0.05)
+            boxes: list[Any] = []
+            for row in sorted(complete, key=lambda row: row["family"] not in families):  # own models first
+                point, own = (row[key], row["top1"]), row["family"] in families
+                if own or point in front:
+                    text = row["model"].removesuffix(" (ours)") + ("" if row["size"] == 224 else f" {row['size']}")
+                    place_label(axes, text, point, own, boxes)
         panels[0].set_ylabel("ImageNet-1K top-1 as printed, %")
         panels[0].legend(loc="lower right")
     return figure

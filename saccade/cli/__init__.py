@@ -15,7 +15,9 @@ from importlib import import_module
 from io import TextIOWrapper
 from typing import Any
 
-COMMANDS = ("models", "train", "eval", "predict", "explain", "bench", "export", "convert", "pull", "serve", "demo")
+COMMANDS = (
+    "models", "train", "eval", "predict", "explain", "bench", "export", "convert", "pull", "reproduce", "serve", "demo",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -24,7 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="name of a saccade or timm model")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="PX", help="image sizes (default: 224)")
     parser.add_argument("--batch", type=int, nargs="+", default=[8], metavar="N", help="batch sizes (default: 8)")
-    parser.add_argument("--mode", nargs="+", choices=("inference", "train"), default=["inference"])
+    parser.add_argument(
+        "--mode",
+        nargs="+",
+        choices=("inference", "train", "batch"),
+        default=["inference"],
+        help="batch: batch prediction from JPEG files to Parquet, against a loop over the model",
+    )
     parser.add_argument(
         "--run", nargs="+", choices=RUNS, default=["eager"], help="*_graph: capture a CUDA graph and replay it"
     )
@@ -57,14 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from saccade.benchmark import describe_machine, measure, measure_ceiling
-    from saccade.benchmark.timing import DTYPES
+    from saccade.benchmark import DTYPES, describe_machine, measure, measure_ceiling
     from saccade.cli import pick_device, print_json
 
     check_numbers(args)
     device = pick_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
+    if "batch" in args.mode:
+        return run_batch(args, device)
     cases = make_cases(args, device)
     ceilings = {dtype: measure_ceiling(device, DTYPES[dtype]) for dtype in args.dtype}
     rows: list[dict[str, Any]] = []
@@ -93,6 +100,43 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_batch(args: argparse.Namespace, device: str) -> int:
+    """Measure batch prediction; the conditions of the other modes do not apply."""
+    from itertools import product
+
+    from saccade.benchmark import describe_machine
+    from saccade.benchmark.batch import measure_batch
+    from saccade.benchmark.timing import DTYPES
+    from saccade.cli import print_json, settings
+    from saccade.models.registry import list_models
+
+    defaults = {"mode": ["batch"], "run": ["eager"], "memory_format": ["contiguous"], "channels_last": False}
+    defaults |= {"optimize": None, "baseline": None, "scaling": False, "out": None, "name": None}
+    for flag, default in defaults.items():
+        if getattr(args, flag) != default:
+            raise ValueError(f"--{flag.replace('_', '-')} does not apply to --mode batch. Remove it.")
+    if unknown := sorted(set(args.models) - set(list_models())):
+        raise ValueError(f"expected saccade's models for --mode batch, got {unknown[0]}. `saccade models` lists them.")
+    rows = []
+    with progress_line(not args.json) as report:
+        for name, size, batch, dtype in product(args.models, args.sizes or (224,), args.batch, args.dtype):
+            autocast = None if dtype == "float32" else DTYPES[dtype]
+            timing = (device, autocast, args.rounds, args.seconds, report)
+            row = measure_batch(name, size, batch, *timing, **settings(args.set)).to_dict() | {"dtype": dtype}
+            rows.append(row)
+    machine = describe_machine(device)
+    if args.json:
+        print_json({"command": " ".join(["saccade", *sys.argv[1:]]), "machine": machine, "rows": rows})
+        return 0
+    for row in rows:
+        print(
+            f"{row['model']}, {row['size']} px, batch {row['batch']}, {row['dtype']}: {row['loop']:.1f} images/s in a "
+            f"loop over the model, {row['predict']:.1f} from files to Parquet, ratio {row['ratio']:.2f}"
+        )
+    print(f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}, {rows[0]['images']} images")
+    return 0
+
+
 def check_numbers(args: argparse.Namespace) -> None:
     threads = [] if args.threads is None else [args.threads]
     for option, values in dict(sizes=args.sizes or [], batch=args.batch, rounds=[args.rounds], threads=threads).items():
@@ -107,9 +151,9 @@ def make_cases(args: argparse.Namespace, device: str) -> list[Any]:
 
     import timm
 
+    from saccade import list_models
     from saccade.benchmark import Case
     from saccade.cli import settings
-    from saccade.models.registry import list_models
 
     for name in [*args.models, *([args.baseline] if args.baseline else [])]:
         if not timm.is_model(name):
@@ -165,10 +209,9 @@ def add_ratios(rows: list[dict[str, Any]], baseline: str) -> None:
 
 def write_results(document: dict[str, Any], args: argparse.Namespace) -> list[Path]:
     """Write the measurements as JSON and as one HTML page, and the plot as PNG; returns the paths."""
-    from saccade.benchmark.plot import plot_accuracy, plot_scaling, published_accuracy
-    from saccade.explanation.drawing.figure import write_atomic
-    from saccade.reports.charts import to_png, to_svg
-    from saccade.reports.page import render
+    from saccade._files import write_file
+    from saccade.benchmark import plot_accuracy, plot_scaling, published_accuracy
+    from saccade.reports import render, to_png, to_svg
 
     machine, rows = document["machine"], document["rows"]
     card = "-".join(machine["device"].split()[:3]).lower().replace("(r)", "").replace("/", "")
@@ -197,7 +240,7 @@ def write_results(document: dict[str, Any], args: argparse.Namespace) -> list[Pa
     files: dict[str, str | bytes] = {"json": json.dumps(document, indent=1), "html": page}
     if chart:
         files["png"] = to_png(chart)
-    return [write_atomic(Path(args.out) / f"{stem}.{suffix}", content) for suffix, content in files.items()]
+    return [write_file(Path(args.out) / f"{stem}.{suffix}", content) for suffix, content in files.items()]
 
 
 def print_table(document: dict[str, Any]) -> None:

@@ -45,11 +45,10 @@ def run(args: argparse.Namespace) -> int:
 def read(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], str]:
     """Model, card, notes for the metadata, and a report: of a saccade file, or of an authors' file."""
 
-    from saccade import load_checkpoint
+    from saccade import load, load_checkpoint
     from saccade.models.card import weights_file
     from saccade.models.checkpoint import read_metadata, read_state_dict
     from saccade.models.official import heads
-    from saccade.tasks.load import load
 
     source = weights_file(args.source)
     metadata = read_metadata(source) if source.suffix == ".safetensors" else {}
@@ -65,9 +64,9 @@ def read(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], str]:
 
 def classifier(args: argparse.Namespace, state_dict: dict[str, Any]) -> tuple[Any, Any]:
     """The model of a classifier, and its card."""
-    from saccade import create_model
+    from saccade import Card, create_model
     from saccade.cli import settings
-    from saccade.models.card import Card, preprocess_of
+    from saccade.models.card import preprocess_of
     from saccade.models.checkpoint import identify
 
     options: dict[str, Any] = settings(args.set)

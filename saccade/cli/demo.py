@@ -71,14 +71,18 @@ def report(line: str, quiet: bool) -> None:
 
 def run_family(family: Family, out: Path, device: str, seed: int) -> dict[str, Any]:
     """Run one family on all photographs: its table row, its overview column and its section of the page."""
-    from saccade.data.decode.image import read_image
-    from saccade.data.synthetic.photos import photo_paths
-    from saccade.explanation.drawing.figure import Panel
-    from saccade.explanation.drawing.overlay import downscale
-    from saccade.explanation.explain import explain
-    from saccade.explanation.report import figure_section, thumbnail
-    from saccade.explanation.subject import load_subject
-    from saccade.web.inspection import Stage, inspect_image, mosaic_image
+    from saccade import explain
+    from saccade.data import photo_paths, read_image
+    from saccade.explanation import (
+        Panel,
+        Stage,
+        downscale,
+        figure_section,
+        inspect_image,
+        load_subject,
+        mosaic_image,
+        thumbnail,
+    )
 
     start, photos = time.perf_counter(), photo_paths()
     subject = load_subject(family.model, device=device, seed=seed)
@@ -119,7 +123,7 @@ def run_family(family: Family, out: Path, device: str, seed: int) -> dict[str, A
 
 def shrink(figure: Any) -> Any:
     """Resize the panels of a figure to their size on the page, to limit the file size."""
-    from saccade.explanation.drawing.overlay import downscale
+    from saccade.explanation import downscale
 
     width = max(240, 1240 // min(figure.columns, len(figure.panels)))
     return figure._replace(panels=[panel._replace(image=downscale(panel.image, width)) for panel in figure.panels])
@@ -129,8 +133,8 @@ def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> 
     """Train on the built-in scenes, from embedded weights if there are any; return accuracy and report."""
     import shutil
 
+    import saccade
     from saccade import weights
-    from saccade.engine.train import train as run_training
 
     folder, pretrained = out / "training", weights.find(TRAINED_MODEL) is not None
     marker = folder / ".demo"
@@ -139,7 +143,7 @@ def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> 
     if not folder.exists():
         folder.mkdir(parents=True)
         marker.touch()
-    finished = run_training(
+    finished = saccade.train(
         out=folder,
         model=TRAINED_MODEL,
         data="scenes",
@@ -162,8 +166,8 @@ def train(minutes: float, out: Path, device: str, seed: int, progress: bool) -> 
 
 def write_page(families: list[dict[str, Any]], trained: dict[str, Any] | None, out: Path) -> Path:
     """Write index.html: overview, table, training result and one section per family."""
-    from saccade.explanation.drawing.figure import write_atomic
-    from saccade.reports.page import render
+    from saccade._files import write_file
+    from saccade.reports import render
 
     rows = [family["row"] for family in families]
     heads = ("model", "M parameters", *EXPLAINED, "ms per image", "tokens", "pixels")
@@ -180,7 +184,7 @@ def write_page(families: list[dict[str, Any]], trained: dict[str, Any] | None, o
     ]
     numeric = (1, *range(len(heads) - 3, len(heads)))
     values = {"heads": heads, "cells": cells, "numeric": numeric, "notice": weights_notice(rows)}
-    return write_atomic(out / "index.html", render("demo.html", families=families, trained=trained, **values))
+    return write_file(out / "index.html", render("demo.html", families=families, trained=trained, **values))
 
 
 def weights_notice(rows: list[dict[str, Any]]) -> str:

@@ -55,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
     require("torchmetrics", "train")
     import torch
 
+    from saccade import evaluate
     from saccade._files import write_json
     from saccade.cli import pick_device, print_json, progress_bar, settings
-    from saccade.engine.evaluate import evaluate
     from saccade.engine.results import machine
 
     device = pick_device(args.device)

@@ -53,10 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from saccade import explain
     from saccade.cli import pick_device, print_json, settings
-    from saccade.explanation.explain import explain
-    from saccade.explanation.image_explanation import IMPORTANCE_KINDS
-    from saccade.explanation.scores.score import score
+    from saccade.explanation import IMPORTANCE_KINDS, score
 
     if bool(args.images) == bool(args.score):
         print("saccade explain: expected either images or --score DATA", file=sys.stderr)
@@ -111,7 +110,7 @@ def named_photo(image: str) -> str:
     """Return the path of a bundled photograph if `image` is its name ("cat"), else `image`."""
     from pathlib import Path
 
-    from saccade.data.synthetic.photos import photo_paths
+    from saccade.data import photo_paths
 
     bundled = photo_paths()
     return str(bundled[image]) if image in bundled and not Path(image).exists() else image
@@ -144,7 +143,7 @@ def print_scores(scores: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from saccade.explanation.scores.score import rows_as_text
+    from saccade.explanation import rows_as_text
 
     console = Console()
     for name in ("superpixels", "maps", "pointing"):

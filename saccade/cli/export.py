@@ -22,7 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dynamic", default="batch,size", metavar="AXES", help="batch,size (default), batch, size or none"
     )
     parser.add_argument("--size", type=int, metavar="PX", help="height and width where they are not dynamic")
-    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="dtype of the weights")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "int8"),
+        default="float32",
+        help="dtype of the weights; int8 (ONNX): one scale per output channel, computed in float32",
+    )
     parser.add_argument(
         "--with-preprocessing", action="store_true", help="uint8 images in: resize, crop and normalise in the graph"
     )
@@ -37,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from saccade.cli import print_json
-    from saccade.inference.export import FORMATS, export_model
+    from saccade.inference import FORMATS, export_model
 
     path = Path(args.out)
     kind = args.format or path.suffix.removeprefix(".")
@@ -77,10 +82,9 @@ def open_named(args: argparse.Namespace) -> tuple[Any, Any]:
     import timm
     import torch
 
-    from saccade import weights
+    from saccade import create_model, load, weights
     from saccade.cli import settings
-    from saccade.models.registry import create_model
-    from saccade.tasks.load import card_of, describe_model, load
+    from saccade.tasks.load import card_of, describe_model
 
     options = settings(args.set)
     if not Path(args.model).exists() and not options and weights.find(args.model) is None and timm.is_model(args.model):

@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
 
     table = Table(
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        padding=0,
+        show_edge=False,  # 80 columns hold every name and number
         caption="M parameters, G multiply-adds per image, top-1 in the paper",
     )
     table.add_column("model", no_wrap=True)
@@ -85,10 +86,10 @@ def run(args: argparse.Namespace) -> int:
 
 def plot_families(families: list[str], path: Path) -> None:
     """Plot the printed rows of these families; an error if the comparison tables have none of them."""
-    from saccade.benchmark.plot import plot_trade_offs
-    from saccade.explanation.drawing.figure import write_atomic
+    from saccade._files import write_file
+    from saccade.benchmark import plot_trade_offs
     from saccade.models.paper import comparison_rows
-    from saccade.reports.charts import to_png
+    from saccade.reports import to_png
 
     rows = comparison_rows()
     printed = [family for family in families if any(row["family"] == family for row in rows)]
@@ -96,7 +97,7 @@ def plot_families(families: list[str], path: Path) -> None:
         raise ValueError(
             f"expected a family of an ImageNet table to plot, got {', '.join(families)}. Leave --plot out."
         )
-    write_atomic(path, to_png(plot_trade_offs(rows, printed)))
+    write_file(path, to_png(plot_trade_offs(rows, printed)))
 
 
 def describe(
@@ -105,8 +106,7 @@ def describe(
     """Return one dict per model: measured and published cost, differences in % (None where not comparable)."""
     import timm
 
-    from saccade import list_models
-    from saccade.benchmark import count
+    from saccade import count, list_models
     from saccade.models.paper import REPORTED
 
     rows = []

@@ -1,4 +1,8 @@
-"""`saccade predict`: run a checkpoint on images or videos."""
+"""`saccade predict`: run a checkpoint on images or videos.
+
+Two kinds of output. Without flags of batch prediction: one prediction per file, printed as it comes. With `--format
+parquet`, or a flag that needs it (BATCH_FLAGS): rows in Parquet files in `--out`, for any number of images.
+"""
 
 import argparse
 import sys
@@ -12,6 +16,7 @@ from saccade.cli.task_options import add_inference_arguments
 HELP = "predict on images or videos: classes, segmentation maps or objects, drawn and as JSON or CSV"
 EXAMPLE = "saccade predict runs/masks photo.jpg folder/ --out predictions"
 FLAGS = ("out", "device")  # of the shared ones
+BATCH_FLAGS = ("task", "engine", "tokens", "workers", "actors", "part_rows", "image_column")  # imply --format parquet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,22 +26,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a .safetensors or .pth file, a run folder, the name of embedded weights, hf-hub:owner/name, or a .onnx "
         "file of `saccade export`, which needs no torch",
     )
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image or video files, or folders of them")
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="image or video files, URLs, or folders; with --format parquet also globs, Parquet and tar shards",
+    )
     parser.add_argument("--size", type=int, metavar="PX", help="input size (default: the checkpoint's)")
-    parser.add_argument("--batch", type=int, default=16, metavar="N", help="images per forward pass (default: 16)")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        metavar="N",
+        help="images per forward pass (default: 16; with --format parquet 64, and 8 for segment and detect)",
+    )
     parser.add_argument("--top", type=int, default=5, metavar="N", help="number of classes to list (default: 5)")
     parser.add_argument(
         "--views", type=int, nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="views per video (papers: 4 3)"
     )
     parser.add_argument("--embed", action="store_true", help="write the features before the classifier to --out")
+    parser.add_argument(
+        "--every", type=float, default=1.0, metavar="S", help="image models on videos: a frame every S seconds (1)"
+    )
     parser.add_argument("--csv", action="store_true", help="print CSV: one row per class, class area or object")
     parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
     segmentation = add_inference_arguments(parser)
     segmentation.add_argument("--flip", action="store_true", help="average with the mirrored image")
     group = parser.add_argument_group("detection")
     group.add_argument(
-        "--threshold", type=float, default=0.5, metavar="X", help="minimum score of a detection (default: 0.5)"
+        "--threshold", type=float, default=0.5, metavar="X", help="minimum score of a detection or label (default: 0.5)"
     )
+    add_batch_arguments(parser)
+
+
+def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "batch prediction", "any of these flags writes Parquet files to --out; a run that was killed continues"
+    )
+    group.add_argument("--format", choices=("files", "parquet"), help="default: files, without the flags below")
+    group.add_argument(
+        "--task",
+        choices=("classify", "embed", "segment", "detect"),
+        help="columns to write (default: the model's task)",
+    )
+    group.add_argument("--engine", choices=("local", "ray"), help="this process (default), or Ray Data")
+    group.add_argument("--tokens", action="store_true", help="add centre, area and norm of every token")
+    group.add_argument("--workers", type=int, metavar="N", help="decoding threads of --engine local (default: cores)")
+    group.add_argument("--actors", type=int, metavar="N", help="copies of the model with --engine ray")
+    group.add_argument("--part-rows", type=int, metavar="N", help="rows per Parquet file (default: 4096)")
+    group.add_argument("--image-column", metavar="NAME", help="column of Parquet sources with the images")
 
 
 def needs_torch(args: argparse.Namespace) -> bool:
@@ -44,52 +81,129 @@ def needs_torch(args: argparse.Namespace) -> bool:
 
 
 def run(args: argparse.Namespace) -> int:
+    flags = [name for name in BATCH_FLAGS if getattr(args, name) not in (None, False)]
+    if args.format == "files" and flags:
+        raise ValueError(f"--{flags[0].replace('_', '-')} writes Parquet files. Remove it, or --format files.")
+    if args.format == "parquet" or flags:
+        return run_batch(args)
     if args.embed and not args.out:
         raise ValueError("expected --out DIR with --embed, which writes DIR/embeddings.npz.")
     if not needs_torch(args):
         return run_onnx(args)
     import torch
 
+    import saccade
+    from saccade._files import unique_stem
     from saccade.cli import pick_device
-    from saccade.tasks.predict import PredictOptions, make_predictor, predict_stream
-    from saccade.tasks.results import Unreadable, unique_stem
 
-    options = PredictOptions(
-        args.size, args.top, args.embed, tuple(args.views), args.threshold,
-        args.window, args.stride, tuple(args.scales), args.flip,
-    )  # fmt: skip
+    model = saccade.load(args.checkpoint, device=pick_device(args.device))
+    card: Any = model.card
+    names = ("size", "top", "embed", "threshold", "window", "stride", "flip", "every")
+    options: dict[str, Any] = {name: getattr(args, name) for name in names} | {
+        "views": tuple(args.views),
+        "scales": tuple(args.scales),
+    }
     dtype = None if args.precision == "float32" else getattr(torch, args.precision)
-    predictor = make_predictor(args.checkpoint, options, pick_device(args.device), dtype)
-    files = list_files(args.images, predictor.is_video)
-    stems: Counter[str] = Counter()
+    files = list_files(args.images, card.preprocess.frames > 0, args.every)
+    stems: set[str] = set()
     embeddings: dict[str, Any] = {}
 
     def rows() -> Iterator[dict[str, Any]]:
-        for file, result in zip(files, predict_stream(predictor, files, args.batch), strict=True):
-            row = result.to_dict() | {"image": str(file)}
-            if not isinstance(result, Unreadable):
+        results = saccade.predict_stream(model, files, args.batch or 16, dtype=dtype, **options)
+        for file, result in zip(files, results, strict=True):
+            name = path_of(file)
+            row = result.to_dict() | {"image": name}
+            if not isinstance(result, saccade.Unreadable):
                 stem = unique_stem(result.name, stems)
                 if args.embed:
-                    embeddings[str(file)] = result.embedding  # type: ignore[attr-defined] # a Classification
-                if args.out and predictor.task != "classification":
+                    embeddings[name] = result.embedding  # type: ignore[attr-defined] # a Classification
+                if args.out and card.task != "classification":
                     row |= result.save_images(args.out, stem)
             yield row
 
-    code = report(args, predictor.task, rows(), len(files))
+    code = report(args, card.task, rows(), len(files))
     if args.embed:
         write_embeddings(Path(args.out) / "embeddings.npz", embeddings)
     return code
 
 
-def list_files(paths: list[str], videos: bool = False) -> list[Path]:
-    from saccade.data.decode import files
+def run_batch(args: argparse.Namespace) -> int:
+    """Write Parquet files to --out, and print a summary."""
+    import torch
 
-    return [file for path in paths for file in files.list_files(Path(path), videos)]
+    from saccade.cli import pick_device, print_json
+    from saccade.inference.batch import PART_ROWS, predict_batch
+
+    if not args.out:
+        raise ValueError("expected --out DIR with --format parquet.")
+    if not needs_torch(args):
+        raise ValueError(
+            "--format parquet needs a checkpoint, got a .onnx file. Use the checkpoint, or --format files."
+        )
+    for flag, default, advice in (
+        ("csv", False, "Read the Parquet files."),
+        ("embed", False, "Use --task embed."),
+        ("views", (1, 1), "Videos need --format files."),
+        ("every", 1.0, "Videos need --format files."),
+    ):
+        if getattr(args, flag) != default:
+            raise ValueError(f"--{flag} is for --format files. {advice}")
+    engine = args.engine or "local"
+    options: dict[str, Any] = {name: getattr(args, name) for name in ("size", "top", "threshold", "window", "stride")}
+    device = pick_device(args.device) if engine == "local" else None if args.device == "auto" else args.device
+    summary = predict_batch(
+        args.checkpoint,
+        args.images,
+        args.out,
+        task=args.task,
+        engine=engine,
+        batch_size=args.batch,
+        workers=args.workers,
+        actors=args.actors,
+        device=device,
+        dtype=None if args.precision == "float32" else getattr(torch, args.precision),
+        tokens=args.tokens,
+        image_column=args.image_column,
+        part_rows=PART_ROWS if args.part_rows is None else args.part_rows,
+        progress=not args.json and sys.stderr.isatty(),
+        scales=tuple(args.scales),
+        flip=args.flip,
+        **options,
+    )
+    document = {"out": str(args.out), "engine": engine} | summary._asdict()
+    document["images_per_second"] = summary.predicted / max(summary.seconds, 1e-9)
+    if args.json:
+        print_json(document)
+    else:
+        print(
+            f"{args.out}: {summary.rows} rows, {summary.errors} with an error; {summary.predicted} predicted now in "
+            f"{summary.seconds:.1f} s ({document['images_per_second']:.1f} images/s)"
+        )
+    return 0
+
+
+def list_files(paths: list[str], videos: bool, every: float) -> list[Any]:
+    """Files, URLs, and frames of videos for image models; a path that does not exist is an error."""
+    from saccade.data import is_url, list_inputs
+
+    for path in paths:
+        if not is_url(path) and not Path(path).exists():
+            raise ValueError(f"no such file or folder: {path}.")
+    return list_inputs(paths, videos, every)
+
+
+def path_of(source: Any) -> str:
+    """The path of a file, with the time of a frame."""
+    from saccade.data import VideoFrame
+
+    if not isinstance(source, VideoFrame):
+        return str(source)
+    return f"{str(source.video.path).removesuffix(Path(source.video.path).name)}{source.name}"
 
 
 def run_onnx(args: argparse.Namespace) -> int:
     """Predict with onnxruntime alone; torch is not imported."""
-    from saccade.inference.onnx_predict import OnnxModel
+    from saccade.inference import OnnxModel
 
     if args.device not in ("auto", "cpu"):
         raise ValueError(f"a .onnx file runs on the CPU here, got --device {args.device}. Remove the flag.")
@@ -102,7 +216,8 @@ def run_onnx(args: argparse.Namespace) -> int:
         "flip": False,
         "embed": False,
         "views": (1, 1),
-        "batch": 16,
+        "every": 1.0,
+        "batch": None,
     }
     for flag, default in defaults.items():
         if getattr(args, flag) != default:
@@ -114,16 +229,19 @@ def run_onnx(args: argparse.Namespace) -> int:
         raise ValueError(f"threshold applies to detection, not to {model.task}. Remove it.")
     if model.preparation["frames"]:
         raise ValueError(f"{args.checkpoint} is a video model. `saccade predict CHECKPOINT VIDEO` decodes videos.")
-    files = list_files(args.images)
+    from saccade.data import list_files
+
+    files = [file for path in args.images for file in list_files(Path(path))]
     return report(args, model.task, onnx_rows(model, files, args), len(files))
 
 
 def onnx_rows(model: Any, files: list[Path], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Predictions of an exported model; a segmenter writes its labels as PNG of class indices."""
-    from saccade.data.decode.image import BadImage, read_image
-    from saccade.inference.onnx_predict import class_areas
+    from saccade._files import unique_stem
+    from saccade.data import BadImage, read_image
+    from saccade.inference import class_areas
 
-    stems: Counter[str] = Counter()
+    stems: set[str] = set()
     for file in files:
         row: dict[str, Any] = {"image": str(file)}
         try:
@@ -141,9 +259,8 @@ def onnx_rows(model: Any, files: list[Path], args: argparse.Namespace) -> Iterat
         labels = model.segment(image, args.size)
         row["classes"] = class_areas(labels, model.classes)
         if args.out:
-            stems[file.stem] += 1
-            name = file.stem if stems[file.stem] == 1 else f"{file.stem}-{stems[file.stem]}"
-            row["labels"] = write_label_image(labels, Path(args.out) / f"{name}_labels.png")
+            path = Path(args.out) / f"{unique_stem(file.name, stems)}_labels.png"
+            row["labels"] = write_label_image(labels, path)
         yield row
 
 

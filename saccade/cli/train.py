@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     from saccade._extras import require
 
     require("lightning.pytorch", "train")
+    from saccade import train
     from saccade.cli import pick_device, print_json
-    from saccade.engine.train import train
 
     names = ("epochs", "batch", "lr", "size", "pretrained", "freeze", "early_stop", "limit", "seed")
     finished = train(

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,8 +97,10 @@ def evaluate(
             window, stride, scales (segmentation); max_detections (detection).
 
     Example:
-        >>> saccade.evaluate("runs/first", "cifar10/")["top1"]
-        84.1
+        >>> model = saccade.create_model("svit_nano", num_classes=10)  # or "runs/first"
+        >>> metrics = saccade.evaluate(model, "scenes", limit=20)
+        >>> metrics["count"], metrics["split"]
+        (20, 'val')
     """
     module = model if isinstance(model, nn.Module) else load(model)
     card, chosen = card_of(module), EvaluateOptions(**options)
@@ -151,9 +154,7 @@ class _Run(NamedTuple):
     def _classify(self) -> tuple[Any, dict[str, Any]]:
         default, options = self.card.preprocess, self.options
         preprocess = default._replace(size=options.size or default.size, crop_pct=options.crop_pct or default.crop_pct)
-        batches = evaluation_loader(
-            self.source, preprocess, self.batch_size, self.workers, self.device, tuple(options.views)
-        )
+        batches = evaluation_loader(self.source, preprocess, self.batch_size, self.workers, self.device, options.views)
         evaluation = evaluate_classifier(
             self.model, self._counted(batches), self.card.num_classes, preprocess, *self._common(), options.flip
         )
@@ -227,36 +228,40 @@ def open_evaluation_data(
         "segmentation": find_mask_splits,
         "detection": find_object_splits,
     }[card.task]
-    known = [name for name, p in signature(find).parameters.items() if p.default is not p.empty and name != "size"]
-    check_data_options(options, known)
+    supported = [name for name, p in signature(find).parameters.items() if p.default is not p.empty and name != "size"]
+    check_data_options(options, supported)
     is_training_data = recipe is not None and same_path(recipe.data.path, data)
     if recipe is not None and is_training_data:
-        options = {name: getattr(recipe.data, name) for name in known if hasattr(recipe.data, name)} | options
+        options = {name: getattr(recipe.data, name) for name in supported if hasattr(recipe.data, name)} | options
     options = {"size": size or card.preprocess.size} | options
     if card.preprocess.frames:
         options["frames"] = card.preprocess.frames
     classes = card.classes or None
-    path = Path(data) if str(data) not in ("scenes", "motions") else data
-    names = list(find(path, **options))
+    path = Path(data) if str(data) not in ("scenes", "motions") else str(data)
+    find = partial(find, **options)  # an option may have the name of a parameter of open_split
+    names = list(find(path))
     held_out = next((name for name in EVAL_NAMES if name in names), None)
-    if split is None and held_out is None and recipe is not None and is_training_data and not recipe.data.val_path:
-        fraction = recipe.data.val_fraction
-        limit = getattr(recipe.data, "limit", None)
-        source = open_train_and_val(path, None, fraction, recipe.seed, find, limit, **options)[1]
-        return EvaluationData(source, f"the {fraction:.0%} that training held out", False)
+    if held_out is None and recipe is not None and is_training_data and not recipe.data.val_path:
+        fraction, limit = recipe.data.val_fraction, getattr(recipe.data, "limit", None)
+        train_name = next((name for name in TRAIN_NAMES if name in names), "train")
+        if split in (None, "val", train_name):  # the parts that training made of the data
+            parts = open_train_and_val(path, None, fraction, recipe.seed, find, limit)
+            if split == train_name:
+                return EvaluationData(parts[0], f"the {1 - fraction:.0%} that the model was trained on", True)
+            return EvaluationData(parts[1], f"the {fraction:.0%} that training held out", False)
     name = split or held_out or names[0]
-    source = open_split(path, split, classes, find, **options)
+    source = open_split(path, split, classes, find)
     trained_on = is_training_data and (name in TRAIN_NAMES or (name == names[0] and held_out is None))
     return EvaluationData(source, name, trained_on)
 
 
-def check_data_options(options: dict[str, Any], known: list[str]) -> None:
+def check_data_options(options: dict[str, Any], supported: list[str]) -> None:
     """Raise for an unknown option of the data, naming the closest."""
     for key in options:
-        if key not in known:
-            close = get_close_matches(key, known, 1)
+        if key not in supported:
+            close = get_close_matches(key, supported, 1)
             hint = f" Did you mean {close[0]}?" if close else ""
-            raise DataError(f"unknown data option {key}.{hint} Known options: {', '.join(sorted(known))}.")
+            raise DataError(f"unknown data option {key}.{hint} Known options: {', '.join(sorted(supported))}.")
 
 
 def same_path(first: str | os.PathLike, second: str | os.PathLike) -> bool:

@@ -30,6 +30,7 @@ from saccade.data.open import (
     find_mask_splits,
     find_object_splits,
     find_splits,
+    find_unlabelled_splits,
     find_video_splits,
     open_train_and_val,
 )
@@ -97,6 +98,7 @@ _COLUMNS = ("image_column", "label_column", "scenes")
 _MASK_KEYS = ("layout", "classes", "ignore_index", "reduce_zero_label", "mask_values", "image_column", "mask_column")
 _FINDERS: dict[str, tuple[str, Callable[..., Any], tuple[str, ...]]] = {
     "classification": ("a folder, Parquet or tar shards, or scenes", find_splits, _COLUMNS),
+    "features": ("a folder, Parquet or tar shards, or scenes", find_unlabelled_splits, ("image_column", "scenes")),
     "video": ("a folder or CSV list of videos, or motions", find_video_splits, ("motions",)),
     "segmentation": (
         "images and masks in folders, or Parquet, or scenes", find_mask_splits, (*_MASK_KEYS, "scenes")
@@ -110,7 +112,7 @@ _FINDERS: dict[str, tuple[str, Callable[..., Any], tuple[str, ...]]] = {
 def open_sources(recipe: Recipe, image_size: int, frames: int = 0) -> Sources:
     """Open and check the data of a task; decode small images, and masks of one size, into memory."""
     data = recipe.data
-    expected, find, keys = _FINDERS[recipe.task]
+    expected, find, keys = _FINDERS["features" if recipe.distill.features else recipe.task]
     if not data.path:
         raise DataError(f"no data: give --data PATH ({expected}).")
     options = {key: getattr(data, key) for key in keys} | ({"frames": frames} if recipe.task == "video" else {})

@@ -59,7 +59,7 @@ class Data:
     motions: int = 4096  # clips per epoch of the embedded set "motions"
     # Segmentation
     mask_column: str | None = None  # of Parquet files; None: found by its name
-    layout: str = "auto"  # of folders: ade20k, cityscapes, coco_stuff, coco_stuff_things, lip, folders
+    layout: str = "auto"  # of folders: ade20k, cityscapes, coco_stuff, coco_stuff_things, coco_stuff_merged, lip, …
     classes: list[str] | None = None  # names; None: read from the data
     ignore_index: int | None = None  # value of unlabelled pixels in the files; None: 255, or the layout's value
     reduce_zero_label: bool | None = None  # 0 means unlabelled and k + 1 class k; None: as the layout defines it
@@ -140,7 +140,7 @@ class Regularize:
 
 @dataclass
 class Distill:
-    """Distillation: loss = weight * distillation + (1 - weight) * cross-entropy."""
+    """Distillation: loss = weight * distillation + (1 - weight) * cross-entropy; with `features`, see there."""
 
     # timm or saccade model names (with pretrained weights), saccade checkpoints, or "package.module:function" that
     # returns any module, separated by commas; several teachers are averaged
@@ -148,6 +148,9 @@ class Distill:
     weight: float = 0.8  # of the distillation loss
     temperature: float = 1.0  # of "soft"
     kind: Literal["soft", "hard"] = "soft"  # the teacher's probabilities, or its most probable class
+    # Turn the teacher, a timm ViT, into the SparseFormer v2 `model.name` (saccade.bootstrap with `model.kwargs`) and
+    # train its final token to have the direction of the teacher's. Labels are not read
+    features: bool = False
     image_size: int | None = None  # teacher input; None: the student's, 0: the teacher's default
     kwargs: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the teacher
 

@@ -30,7 +30,7 @@ def write_report(
     recipe: Recipe,
 ) -> None:
     """Write the page; `rows` are those of metrics.csv, `task_sections` titles and markup."""
-    environment = result["machine"] | {"command": result["command"] or "saccade.engine.train.train(…)"}
+    environment = result["machine"] | {"command": result["command"] or "saccade.train(…)"}
     page = render(
         "training.html",
         result=result,

@@ -18,6 +18,7 @@ from saccade.engine.recipe import to_dict
 
 # Display names of the metrics of all tasks; all but the loss are percentages.
 METRIC_NAMES = {"loss": "loss", "top1": "top-1", "top5": "top-5", "calibration": "calibration error"}
+METRIC_NAMES |= {"cosine": "cosine similarity with the teacher", "agreement": "same class as the teacher"}
 METRIC_NAMES |= {"miou": "mIoU", "macc": "mean class accuracy", "aacc": "pixel accuracy"}
 METRIC_NAMES |= {"box_ap": "box AP", "box_ap50": "box AP50", "box_ap75": "box AP75"}
 METRIC_NAMES |= {"mask_ap": "mask AP", "mask_ap50": "mask AP50", "mask_ap75": "mask AP75"}

@@ -24,6 +24,7 @@ from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_
 from saccade.engine.report import write_report
 from saccade.engine.resolve import fit_to_data, resolve_recipe
 from saccade.engine.results import describe_run, write_json, write_text
+from saccade.engine.tasks.align import AlignmentModule
 from saccade.engine.tasks.classify import ClassificationModule
 from saccade.engine.tasks.detect import DetectionModule
 from saccade.engine.tasks.segment import SegmentationModule
@@ -36,6 +37,12 @@ TASKS: dict[str, type[TrainingModule]] = {
     "detection": DetectionModule,
     "video": ClassificationModule,
 }
+
+
+def module_of(recipe: Recipe) -> type[TrainingModule]:
+    """Return the class that trains a recipe."""
+    return AlignmentModule if recipe.distill.features else TASKS[recipe.task]
+
 
 # Keys that a resumed run may not change, because its steps would differ from those of the first part.
 FIXED = ("task", "model.", "epochs", "batch_size", "seed", "data.scenes", "data.val_fraction", "trainer.accumulate")
@@ -110,6 +117,13 @@ def train(
             recipe: optimizer={"lr": 5e-4}.
 
     In a distributed run only process 0 returns a result.
+
+    Example:
+        >>> run = saccade.train(model="svit_nano", data="scenes", out="runs/first", size=32, epochs=1, limit=64)
+        >>> sorted(run.metrics)
+        ['bad', 'calibration', 'count', 'loss', 'top1', 'top5']
+        >>> run.weights.name, run.model.num_classes
+        ('best.safetensors', 10)
     """
     started = time.monotonic()
     if recipe is None and not model and resume and out is not None and (Path(out) / "recipe.yaml").is_file():
@@ -123,7 +137,7 @@ def train(
     recipe = fit_to_data(recipe, sources.train_count, no_epochs)
     checkpoint = prepare_folder(out, recipe)
     clock = Clock(recipe.epochs * (sources.train_count // recipe.batch_size), recipe.trainer.max_minutes, started)
-    module = TASKS[recipe.task](network, recipe, sources, preprocess, clock, str(out))
+    module = module_of(recipe)(network, recipe, sources, preprocess, clock, str(out))
     if recipe.trainer.compile:
         module.compile_model(recipe.trainer.compile_mode)
     warn_if_slow(network, preprocess, recipe, clock, device)
@@ -208,7 +222,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -
 
 def assemble(recipe: Recipe) -> TrainingSetup:
     """Create model, card, data and preprocessing for the recipe's task."""
-    setup = TASKS[recipe.task].assemble(recipe)
+    setup = module_of(recipe).assemble(recipe)
     if recipe.trainer.channels_last:
         setup.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if recipe.trainer.grad_checkpointing:

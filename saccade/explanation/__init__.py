@@ -6,3 +6,88 @@ figures   one module per figure of the papers, and the figures every family shar
 scores    importance of tokens, and metrics on labelled images
 adapters  the same for Quantus, Captum and pytorch-grad-cam
 """
+
+from typing import TYPE_CHECKING
+
+from saccade._extras import lazy_names
+
+if TYPE_CHECKING:
+    from saccade.explanation.drawing.figure import Figure, Panel
+    from saccade.explanation.drawing.overlay import downscale
+    from saccade.explanation.image_explanation import IMPORTANCE_KINDS
+    from saccade.explanation.images import MAX_SIDE
+    from saccade.explanation.inspection import (
+        Inspection,
+        Stage,
+        clamp_token,
+        default_token,
+        get_stage,
+        inspect_image,
+        mosaic_image,
+        summarize,
+        summarize_token,
+        summary_sheet,
+        token_at,
+        token_image,
+    )
+    from saccade.explanation.report import figure_section, thumbnail
+    from saccade.explanation.scores.importance import class_score, gradient_importance, occlusion_importance
+    from saccade.explanation.scores.score import rows_as_text, score
+    from saccade.explanation.subject import Subject, load_subject
+
+__all__ = [
+    "IMPORTANCE_KINDS",
+    "MAX_SIDE",
+    "Figure",
+    "Inspection",
+    "Panel",
+    "Stage",
+    "Subject",
+    "clamp_token",
+    "class_score",
+    "default_token",
+    "downscale",
+    "figure_section",
+    "get_stage",
+    "gradient_importance",
+    "inspect_image",
+    "load_subject",
+    "mosaic_image",
+    "occlusion_importance",
+    "rows_as_text",
+    "score",
+    "summarize",
+    "summarize_token",
+    "summary_sheet",
+    "thumbnail",
+    "token_at",
+    "token_image",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "drawing.figure": ("Figure", "Panel"),
+        "drawing.overlay": ("downscale",),
+        "image_explanation": ("IMPORTANCE_KINDS",),
+        "images": ("MAX_SIDE",),
+        "inspection": (
+            "Inspection",
+            "Stage",
+            "clamp_token",
+            "default_token",
+            "get_stage",
+            "inspect_image",
+            "mosaic_image",
+            "summarize",
+            "summarize_token",
+            "summary_sheet",
+            "token_at",
+            "token_image",
+        ),
+        "report": ("figure_section", "thumbnail"),
+        "scores.importance": ("class_score", "gradient_importance", "occlusion_importance"),
+        "scores.score": ("rows_as_text", "score"),
+        "subject": ("Subject", "load_subject"),
+    },
+)

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from saccade._files import write_file
 from saccade.data.decode.inputs import ImageInput, VideoInput, list_inputs
 from saccade.explanation.clip_explanation import explain_clip
-from saccade.explanation.drawing.figure import write_atomic
 from saccade.explanation.image_explanation import IMPORTANCE_KINDS, ImageExplanation, explain_view
 from saccade.explanation.images import unique_names
 from saccade.explanation.subject import load_subject
@@ -89,8 +89,8 @@ class Explanation:
                 folder.mkdir(parents=True, exist_ok=True)
                 named: Any = image.arrays  # NumPy types the keywords as allow_pickle: bool
                 np.savez_compressed(folder / "arrays.npz", **named)
-        write_atomic(out / "explanation.json", json.dumps(self.summary(), indent=1))
-        return write_atomic(out / "report.html", self.html())
+        write_file(out / "explanation.json", json.dumps(self.summary(), indent=1))
+        return write_file(out / "report.html", self.html())
 
 
 def explain(
@@ -134,6 +134,12 @@ def explain(
         options: keywords of the model, if it is created by name.
         out: folder to save to, as `Explanation.save`.
         on_progress: called with one line of text per image.
+
+    Example:
+        >>> photo = saccade.data.photo_paths()["coffee"]
+        >>> explanation = saccade.explain(photo, "svit_nano", importance=("gradient",))
+        >>> list(explanation.images[0].figures)[0]
+        'mosaic'
     """
     for name in unknown:
         hint = f" Use {RENAMED[name]}=." if name in RENAMED else ""

@@ -9,6 +9,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from saccade._files import unique_stem
 from saccade.data.decode.inputs import ImageInput, input_name, read_input
 from saccade.data.transforms.image import eval_transform
 
@@ -62,27 +63,8 @@ def input_size(height: int, width: int, size: int) -> tuple[int, int]:
     return rows, columns
 
 
-def normalize_images(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Images (B, C, H, W) or clips (B, C, T, H, W) in [0, 1], normalised by mean and std per channel.
-
-    With one mean the colour channels are averaged first, for models with one input channel.
-    """
-    if len(mean) == 1:
-        images = images.mean(1, keepdim=True)
-    shape = (1, -1, *[1] * (images.ndim - 2))
-    offset, scale = (torch.tensor(values, device=images.device).view(shape) for values in (mean, std))
-    return (images - offset) / scale
-
-
 def unique_names(sources: Sequence[Any]) -> list[str]:
     """A name per source, with unique stems: a second "cat.jpg" becomes "cat-2.jpg"."""
-    names: list[str] = []
     stems: set[str] = set()
-    for source in sources:
-        name = Path(input_name(source))
-        stem, count = name.stem, 2
-        while stem in stems:
-            stem, count = f"{name.stem}-{count}", count + 1
-        stems.add(stem)
-        names.append(stem + name.suffix)
-    return names
+    names = map(input_name, sources)
+    return [unique_stem(name, stems) + Path(name).suffix for name in names]

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from saccade.data.transforms.batch import normalize
 from saccade.explanation.drawing.alignment import Alignment, record_alignment, resample_maps
 from saccade.explanation.drawing.colours import colour_indices, stage_name, token_colour
 from saccade.explanation.drawing.density import gaussian_maps, top_hat
 from saccade.explanation.hooks.attention import Attention, record_attention
 from saccade.explanation.hooks.record import record
-from saccade.explanation.images import View, normalize_images
+from saccade.explanation.images import View
 from saccade.tokens.trace import AssociationTrace, RegionTrace, Trace, TubeTrace, num_tokens
 
 CHUNK = 64  # tokens whose full-size maps are in memory at the same time
@@ -86,7 +87,7 @@ class Observation(NamedTuple):
 @torch.no_grad()
 def observe(model: nn.Module, view: View, mean: Sequence[float], std: Sequence[float]) -> Observation:
     """Run the model in eval mode on one view; its training modes and hooks are restored."""
-    images = normalize_images(view.image[None], mean, std).to(next(model.parameters()))  # its device and dtype
+    images = normalize(view.image[None], mean, std).to(next(model.parameters()))  # its device and dtype
     size = view.image.shape[-2], view.image.shape[-1]
     with (
         eval_mode(model),

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from timm.layers import PatchEmbed
 from timm.models import get_pretrained_cfg
 from torch import Tensor, nn
 
 from saccade.data.decode.inputs import ImageInput, VideoInput
+from saccade.data.transforms.batch import normalize
 from saccade.explanation.clips import ClipView, load_clip
 from saccade.explanation.hooks.record import grouping_modules
-from saccade.explanation.images import View, load_crop, load_view, normalize_images
+from saccade.explanation.images import View, load_crop, load_view
 from saccade.models.card import Card, Preprocess, preprocess_of, weights_file
 from saccade.models.checkpoint import load_checkpoint, read_state_dict
 from saccade.models.registry import create_model, embedded_tag, list_models
@@ -41,6 +43,7 @@ class Subject(NamedTuple):
     longest: int | None = None  # side of a detector's input; `size` is then its shorter side
     crop_pct: float | None = None  # classifiers: centre crop / shorter side, as `saccade.predict`; None: no crop
     interpolation: str = "bicubic"
+    fixed: bool = False  # whether the model accepts squares of `size` only, as timm's ViTs do by default
 
     def label(self, index: int) -> str:
         """Name of a class, "class 3" if unknown."""
@@ -48,9 +51,19 @@ class Subject(NamedTuple):
 
     def view(self, source: ImageInput, name: str = "", size: int | None = None, full: bool = False) -> View:
         """Input and canvas of an image: a classifier's centre crop, or with `full` the image in its aspect ratio."""
+        self.check_size(size, full)
         if self.crop_pct is None or full:
             return load_view(source, size or self.size, name, self.longest)
         return load_crop(source, size or self.size, self.crop_pct, self.interpolation, name)
+
+    def check_size(self, size: int | None, full: bool = False) -> None:
+        """ValueError if the model accepts squares of one size only, and another size or shape is requested."""
+        if self.fixed and (full or size not in (None, self.size)):
+            wanted = "the full image" if full else f"{size} px"
+            raise ValueError(
+                f"expected squares of {self.size} px for {self.name}, got {wanted}. Leave the size out, or create the "
+                "model for other sizes (ViT: dynamic_img_size=True)."
+            )
 
     def clip(self, source: VideoInput, name: str = "", size: int | None = None, full: bool = False) -> ClipView:
         """Input and frames of a video, cropped as `view` crops images."""
@@ -59,7 +72,7 @@ class Subject(NamedTuple):
 
     def prepare(self, images: Tensor) -> Tensor:
         """Images or clips in [0, 1], normalised, with the model's device and dtype."""
-        return normalize_images(images, self.mean, self.std).to(next(self.model.parameters()))
+        return normalize(images, self.mean, self.std).to(next(self.model.parameters()))
 
 
 def load_subject(
@@ -101,10 +114,15 @@ def load_subject(
     if detector is not None:
         transform: Any = detector.transform  # torchvision infers int for the tuple of sizes
         size, longest = transform.min_size[-1], transform.max_size
+    strict = [m for m in backbone.modules() if isinstance(m, PatchEmbed) and m.strict_img_size]
+    if strict:
+        fixed: Any = strict[0].img_size  # (H, W)
+        size = fixed[0]
     clip = preprocess.frames, preprocess.stride
     crop = None if isinstance(module, (*DETECTORS, Segmenter)) else preprocess.crop_pct
     crops = crop, preprocess.interpolation
-    return Subject(backbone, name, weights, trained, labels, size, mean, std, *clip, detector, longest, *crops)
+    subject = Subject(backbone, name, weights, trained, labels, size, mean, std, *clip, detector, longest, *crops)
+    return subject._replace(fixed=bool(strict))
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -19,7 +19,7 @@ class SparseBoxHead(nn.Module):
         self.to_class = nn.Linear(dim, num_classes + 1)
         last = nn.Linear(dim, 4)
         self.to_delta = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), last)
-        nn.init.trunc_normal_(self.to_class.weight, std=0.02)
+        nn.init.normal_(self.to_class.weight, std=0.02)
         nn.init.zeros_(self.to_class.bias)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)

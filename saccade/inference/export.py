@@ -12,6 +12,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,7 +28,8 @@ from saccade.tasks.sparse_detector import SparseDetector
 
 FORMATS = ("onnx", "pt2")
 AXES = ("batch", "size")
-DTYPES = (torch.float32, torch.float16)
+DTYPES = (torch.float32, torch.float16, torch.int8)
+MIN_QUANTIZED = 1024  # values; smaller weights stay float32 in an int8 file
 EXAMPLE_SIZE = (64, 96)  # traced with dynamic height and width; different sides, so that none is taken for the other
 FILTERS = {"bilinear": 1.0, "bicubic": 2.0}  # interpolation -> radius of Pillow's filter in pixels
 METADATA = "saccade"  # key of the JSON in an ONNX file; saccade.json in a pt2 file
@@ -69,7 +71,8 @@ def export_model(
 
     Args:
         dynamic: axes that vary at run time: "batch", "size" (height and width). The others are those of the example.
-        dtype: torch.float16 stores and computes in half precision; inputs and outputs stay float32.
+        dtype: torch.float16 stores and computes in half precision; inputs and outputs stay float32. torch.int8 stores
+            the weights of matrix products and convolutions as int8 and computes in float32 (ONNX).
         with_preprocessing: the graph takes uint8 images of any size and resizes, crops and normalises them itself.
         card: of the model's checkpoint; None describes the model from its timm configuration.
         size: height and width where they are not dynamic (default: the card's).
@@ -77,7 +80,7 @@ def export_model(
     _check_options(model, format, dynamic, dtype)
     path = Path(path)
     card = card or card_of(model)
-    graph = make_graph(model, card, dtype, with_preprocessing)
+    graph = make_graph(model, card, None if dtype == torch.int8 else dtype, with_preprocessing)
     example, axes = example_input(card, dynamic, with_preprocessing, size)
     program = trace(graph, example, axes)
     metadata = describe_export(model, card, example, axes, dtype, with_preprocessing)
@@ -101,6 +104,8 @@ def _check_options(model: nn.Module, format: str, dynamic: Sequence[str], dtype:
     if dtype is not None and dtype not in DTYPES:
         expected = " or ".join(str(value).removeprefix("torch.") for value in DTYPES)
         raise ExportError(f"expected dtype {expected}, got {str(dtype).removeprefix('torch.')}.")
+    if dtype == torch.int8 and format != "onnx":
+        raise ExportError(f"int8 weights are for onnx files, got format {format}. Use float16 or float32.")
     if isinstance(model, RegionDetector):
         raise ExportError(
             "Mask R-CNN and Cascade Mask R-CNN cannot be exported: torch.export does not trace their proposals, whose "
@@ -327,6 +332,8 @@ def onnx_bytes(program: ExportedProgram, metadata: dict[str, Any], axes: dict[in
     if domains := {entry.domain for entry in proto.opset_import} - {"", "ai.onnx"}:
         raise ExportError(f"expected ONNX's own operators only, got the domains {', '.join(sorted(domains))}.")
     _name_axes(proto, axes)
+    if metadata["dtype"] == "int8":
+        quantize_weights(proto)
     entry = proto.metadata_props.add()
     entry.key, entry.value = METADATA, json.dumps(metadata)
     return proto.SerializeToString()
@@ -382,6 +389,45 @@ def _name_axes(proto: Any, axes: dict[int, str]) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.HasField("dim_param"):
                 dim.dim_param = pattern.sub(lambda match: names[match.group()], dim.dim_param)
+
+
+def quantize_weights(proto: Any) -> None:
+    """Store weights of matrix products and convolutions as int8, one scale per output channel, in place.
+
+    A DequantizeLinear before each consumer makes float32 of them; activations are not rounded. (ONNX Runtime 1.31's
+    quantize_dynamic rounds activations too, and stops at the Gemm of a classifier.)
+    """
+    onnx = require("onnx", "export")
+    graph, nodes = proto.graph, []
+    axes = {name: axis for node in graph.node for name, axis in _quantized_inputs(node)}
+    for tensor in [tensor for tensor in graph.initializer if tensor.name in axes]:
+        values, axis = onnx.numpy_helper.to_array(tensor), axes[tensor.name] % len(tensor.dims)
+        if values.dtype != np.float32 or values.size < MIN_QUANTIZED:
+            continue
+        reduced = tuple(i for i in range(values.ndim) if i != axis)
+        scale = np.maximum(np.abs(values).max(reduced, keepdims=True) / 127, np.finfo(np.float32).tiny)
+        name = tensor.name
+        rounded = np.rint(values / scale).astype(np.int8)
+        graph.initializer.remove(tensor)
+        graph.initializer.append(onnx.numpy_helper.from_array(rounded, f"{name}.int8"))
+        graph.initializer.append(onnx.numpy_helper.from_array(scale.reshape(-1).astype(np.float32), f"{name}.scale"))
+        inputs = [f"{name}.int8", f"{name}.scale"]
+        nodes.append(onnx.helper.make_node("DequantizeLinear", inputs, [name], name=f"{name}.dequantize", axis=axis))
+    ordered = [*nodes, *graph.node]
+    del graph.node[:]
+    graph.node.extend(ordered)
+
+
+def _quantized_inputs(node: Any) -> list[tuple[str, int]]:
+    """Inputs of a node that may be int8 weights, with the axis of their output channels."""
+    if node.op_type == "MatMul":
+        return [(node.input[1], -1)]
+    if node.op_type == "Conv" or node.op_type == "Transpose":  # a transposed Linear weight is (out, in)
+        return [(node.input[1 if node.op_type == "Conv" else 0], 0)]
+    if node.op_type == "Gemm":
+        transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+        return [(node.input[1], 0 if transposed else 1)]
+    return []
 
 
 def describe_export(

@@ -18,10 +18,12 @@ def from_centre(centre: Tensor, size: Tensor) -> Tensor:
 def adjust(boxes: Tensor, deltas: Tensor, limit: float = 8.0) -> Tensor:
     """Shift boxes by fractions of their size and grow them by powers of e (SparseFormer Eqs. 7-8).
 
-    boxes and deltas (shifts, growths) are (..., 2 A). No step changes a side by more than e^limit, 3000-fold: never
-    reached in practice, but boxes stay finite.
+    boxes and deltas (shifts, growths) are (..., 2 A). A box whose ends training has swapped counts with its absolute
+    size, as in the authors' code: the result has low ends first. No step changes a side by more than e^limit,
+    3000-fold: never reached in practice, but boxes stay finite.
     """
     centre, size = centre_and_size(boxes)
+    size = size.abs()
     shift, growth = deltas.chunk(2, dim=-1)
     centre = centre + shift * size  # SparseFormer Eq. 7
     size = size * growth.clamp(-limit, limit).exp()  # SparseFormer Eq. 8

@@ -2,7 +2,6 @@
 
 import torch
 import torch.nn.functional as F
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 
@@ -12,7 +11,7 @@ class AbsolutePosition(nn.Module):
     def __init__(self, dim: int, height: int, width: int):
         super().__init__()
         self.table = nn.Parameter(torch.zeros(1, dim, height, width))
-        trunc_normal_(self.table, std=0.02)
+        nn.init.normal_(self.table, std=0.02)
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, C, H, W)."""
@@ -28,7 +27,7 @@ class RelativePosition(nn.Module):
     def __init__(self, num_heads: int, rows: int, columns: int):
         super().__init__()
         self.table = nn.Parameter(torch.zeros(1, num_heads, 2 * rows - 1, 2 * columns - 1))
-        trunc_normal_(self.table, std=0.02)
+        nn.init.normal_(self.table, std=0.02)
 
     def forward(self, rows: int, columns: int) -> Tensor:
         """The bias (heads, M, M) of a grid of M = rows * columns positions."""

@@ -55,11 +55,31 @@ class Card(NamedTuple):
     head: str = ""  # on the backbone `name`, for tasks with several heads
     head_kwargs: dict[str, Any] = {}  # noqa: RUF012
     shorter: int | None = None  # side to which images are resized in dense tasks; None keeps their size
+    multi_label: bool = False  # several classes per image: a sigmoid per class instead of a softmax over the classes
 
     def __repr__(self) -> str:
         model = f"{self.name}+{self.head}" if self.head else self.name
+        kind = "labels" if self.multi_label else "classes"
         frames = f", {self.preprocess.frames} frames" if self.preprocess.frames else ""
-        return f"Card({model}: {self.task}, {self.num_classes} classes, {self.preprocess.size} px{frames})"
+        return f"Card({model}: {self.task}, {self.num_classes} {kind}, {self.preprocess.size} px{frames})"
+
+    def metadata(self) -> dict[str, str]:
+        """The card as metadata of a safetensors file; `read_card` reads it."""
+        metadata = {
+            "saccade.model": self.name,
+            "saccade.num_classes": str(self.num_classes),
+            "saccade.kwargs": json.dumps(self.kwargs),
+            "saccade.classes": json.dumps(self.classes),
+            "saccade.preprocess": json.dumps(self.preprocess._asdict()),
+            "saccade.task": self.task,
+        }
+        if self.head:
+            metadata |= {"saccade.head": self.head, "saccade.head_kwargs": json.dumps(self.head_kwargs)}
+        if self.multi_label:
+            metadata["saccade.multi_label"] = "true"
+        if self.shorter:
+            metadata["saccade.shorter"] = str(self.shorter)
+        return metadata
 
     @property
     def names(self) -> list[str]:
@@ -100,19 +120,8 @@ def save_model(
     **notes: str,
 ) -> None:
     """Write weights and card into one safetensors file, atomically; `notes` are further metadata."""
-    metadata = {
-        "saccade.model": card.name,
-        "saccade.num_classes": str(card.num_classes),
-        "saccade.kwargs": json.dumps(card.kwargs),
-        "saccade.classes": json.dumps(card.classes),
-        "saccade.preprocess": json.dumps(card.preprocess._asdict()),
-        "saccade.task": card.task,
-    }
-    if card.head:
-        metadata |= {"saccade.head": card.head, "saccade.head_kwargs": json.dumps(card.head_kwargs)}
-    if card.shorter:
-        metadata["saccade.shorter"] = str(card.shorter)
-    save_checkpoint(model, path, metadata | {f"saccade.{key}": value for key, value in notes.items()}, state_dict)
+    notes = {f"saccade.{key}": value for key, value in notes.items()}
+    save_checkpoint(model, path, card.metadata() | notes, state_dict)
 
 
 def weights_file(path: str | os.PathLike) -> Path:
@@ -164,6 +173,7 @@ def _metadata_card(metadata: Mapping[str, str]) -> Card:
         metadata.get("saccade.head", ""),
         json.loads(metadata.get("saccade.head_kwargs", "{}")),
         int(metadata["saccade.shorter"]) if "saccade.shorter" in metadata else None,
+        metadata.get("saccade.multi_label") == "true",
     )
 
 

@@ -58,6 +58,12 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, A
 
     The layout is recognised by its keys. All names and shapes are checked before anything is written. `strict=False`
     allows tensors to be missing; the report names them.
+
+    Example:
+        >>> model = saccade.create_model("vt_nano", num_classes=3)
+        >>> saccade.save_checkpoint(model, "model.safetensors")
+        >>> str(saccade.load_checkpoint(model, "model.safetensors")).split(" loaded")[0]
+        '196 tensors'
     """
     target: Any = model.model if isinstance(model, FeatureGetterNet) else model
     state_dict, report = match_checkpoint(model, source, strict)
@@ -113,10 +119,20 @@ def save_checkpoint(
 ) -> None:
     """Write the weights as safetensors, atomically: to a temporary file in the same folder first.
 
-    `state_dict` replaces `model.state_dict()` where the weights have to be gathered first.
+    A model of `saccade.load` or `saccade.bootstrap` is saved with its card. `state_dict` replaces `model.state_dict()`
+    where the weights have to be gathered first.
+
+    Example:
+        >>> saccade.save_checkpoint(saccade.create_model("vt_nano", num_classes=3), "model.safetensors")
+        >>> saccade.load("model.safetensors").num_classes
+        3
     """
     path = Path(path)
-    entries = {"format": "pt"} | dict(metadata or {})
+    card: Any = getattr(model, "card", None)
+    classes: Any = getattr(model, "num_classes", None)
+    if card and classes is not None and classes != card.num_classes:  # after reset_classifier
+        card = card._replace(num_classes=classes, classes=[])
+    entries = {"format": "pt"} | (card.metadata() if card else {}) | dict(metadata or {})
     name = getattr(getattr(model, "pretrained_cfg", None), "get", lambda _: None)("architecture")
     if name:
         entries.setdefault("saccade.model", name)

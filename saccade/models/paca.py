@@ -10,7 +10,7 @@ block's own pixels, with gradient; the stem has nothing between its two convolut
 the next stage, the heads and the detectors read its output. A stage of 0 clusters is plain self-attention.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_path_rates
@@ -24,6 +24,7 @@ from saccade.layers.grid import channels_last, check_images, to_features, to_pix
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition
+from saccade.models.classifier import StagedClassifier
 from saccade.models.paca_teacher import ClusteringTeacher
 from saccade.models.registry import build, check_per_stage, choose, pretrained_cfg, register
 from saccade.tokens.clusters import (
@@ -149,7 +150,7 @@ class PaCaStage(nn.Module):
 register_notrace_module(PaCaStage)  # not as a decorator, which would lose the type
 
 
-class PaCa(nn.Module):
+class PaCa(StagedClassifier):
     """Four stages of patch-to-cluster blocks on a convolutional stem, with timm's model interface.
 
     Args:
@@ -248,13 +249,6 @@ class PaCa(nn.Module):
             assert isinstance(stage, PaCaStage)
             stage.grad_checkpointing = enable
 
-    def get_classifier(self) -> nn.Module:
-        return self.head.fc
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        self.num_classes = num_classes
-        self.head.reset(num_classes, global_pool)
-
     def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The weights to load, and why others keep their initial values: layers that score another number of clusters
         (PaCa Sec. 3.2.4)."""
@@ -272,29 +266,15 @@ class PaCa(nn.Module):
                 new[f"{name}.{parameter}"] = f"{module.out_features} clusters here, {weight.shape[0]} in the checkpoint"
         return adapted, new
 
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Images (B, 3, H, W) -> features of the chosen stages, strides 4, 8, 16, 32, after their norms.
-
-        `norm` has no effect: every stage of PaCa ends with a norm.
-        """
-        choose("output_fmt", output_fmt, ("NCHW",))
-        take, last = feature_take_indices(len(self.stages), indices)
-        intermediates = []
-        features = self.forward_stem(x)
+    def forward_stages(self, images: Tensor, count: int, take: Collection[int]) -> tuple[Tensor, list[Tensor]]:
+        """Features after the norm that ends every stage."""
+        features, intermediates = self.forward_stem(images), []
         scores, added = self.forward_teacher(features)
-        for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
+        for i, stage in enumerate(self.stages[:count]):
             features = stage(features, scores[i], added[i])
             if i in take:
                 intermediates.append(features)
-        return intermediates if intermediates_only else (features, intermediates)
+        return features, intermediates
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True

@@ -26,6 +26,7 @@ from saccade.layers.attention import SelfAttention
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
+from saccade.models.classifier import Classifier
 from saccade.models.registry import build, choose, create_model, pretrained_cfg, register
 from saccade.ops import plain_layer
 from saccade.ops.layer_norm import plain_norm
@@ -178,7 +179,7 @@ class TokenHead(nn.Module):
         return pooled if pre_logits else self.fc(pooled)
 
 
-class SparseFormer(nn.Module):
+class SparseFormer(Classifier):
     """Latent tokens that sample the image in regions they move themselves; timm's interface.
 
     Args:
@@ -300,13 +301,6 @@ class SparseFormer(nn.Module):
         for module in self.modules():
             if isinstance(module, RegionTokenizer):
                 module.loss_scale.fill_(scale)
-
-    def get_classifier(self) -> nn.Module:
-        return self.head.fc
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        self.num_classes = num_classes
-        self.head.reset(num_classes, global_pool)
 
     def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Load all but `token_parameters` where the number of tokens differs (SparseFormer Sec. 4.1)."""

@@ -22,11 +22,13 @@ import torch
 from timm.layers import calculate_drop_path_rates, drop_path, trunc_normal_
 from timm.layers.activations import quick_gelu
 from timm.models import checkpoint, generate_default_cfgs, register_notrace_module
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from saccade.layers.attention import SelfAttention
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
+from saccade.models.card import Card, preprocess_of
 from saccade.models.registry import build, choose, pretrained_cfg, register
 from saccade.models.sparseformer import EarlyConv, PixelNorm, SparseFormer, feature_info, init_weights
 from saccade.ops._weights import install_weight_cast
@@ -46,6 +48,7 @@ EPS = 1e-5  # of every LayerNorm
 HEAD_DIM = 64
 GENERATOR_DIM = 128
 MIN_MIXED_POINTS = 32
+REBUILD = "sparseformer_btsp_augreg_base"  # name under which a bootstrapped model is built again, with its options
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
@@ -156,14 +159,26 @@ for unit in (SamplingUnit, FocusingUnit, Cortex):  # leaves for torch.fx; as a d
 
 
 class ClassTokenHead(nn.Module):
-    """Class token ("token"), mean of the other tokens ("avg") or every token (""), then norm and linear classifier."""
+    """Class token ("token"), mean of the other tokens ("avg") or every token (""), then norm and linear classifier.
 
-    def __init__(self, dim: int, num_classes: int, global_pool: str = "token", drop: float = 0.0, bias: bool = True):
+    `norm_first` applies the norm to the tokens before their mean.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_classes: int,
+        global_pool: str = "token",
+        drop: float = 0.0,
+        bias: bool = True,
+        norm_first: bool = False,
+    ):
         super().__init__()
         choose("global_pool", global_pool, ("token", "avg", ""))
         self.dim = dim
         self.bias = bias
         self.global_pool = global_pool
+        self.norm_first = norm_first
         self.norm = TokenNorm(dim, EPS)
         self.drop = nn.Dropout(drop)
         self.fc = nn.Linear(dim, num_classes, bias) if num_classes > 0 else nn.Identity()
@@ -178,10 +193,12 @@ class ClassTokenHead(nn.Module):
     def forward(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
         """tokens (B, 1 + M, D) -> logits (B, K), or (B, 1 + M, K) without pooling."""
         if self.global_pool == "token":
-            tokens = tokens[:, 0]
+            tokens = self.norm(tokens[:, 0])
         elif self.global_pool == "avg":
-            tokens = tokens[:, 1:].mean(1)
-        tokens = self.drop(self.norm(tokens))
+            tokens = self.norm(tokens[:, 1:]).mean(1) if self.norm_first else self.norm(tokens[:, 1:].mean(1))
+        else:
+            tokens = self.norm(tokens)
+        tokens = self.drop(tokens)
         return tokens if pre_logits else self.fc(tokens)
 
 
@@ -201,6 +218,7 @@ class SparseFormerV2(SparseFormer):
         channels: width of the sampled features.
         act: "gelu" or "quick_gelu", in the MLPs of the cortex; the focusing unit has GELU.
         head_bias: bias of the last linear layer. CLIP's projection has none.
+        norm_first: apply the last norm before the mean of the tokens, with global_pool="avg".
         extra_regions: initial regions of tokens that exceed a square number: "whole" image, as in the authors' code,
             where such tokens are equal and stay so in training; or "random" centres.
         restrict_gradient: clamp the gradient of sampling points, see `RegionTokenizer` and `set_loss_scale`.
@@ -226,6 +244,7 @@ class SparseFormerV2(SparseFormer):
         mlp_ratio: float = 4.0,
         act: str = "gelu",
         head_bias: bool = True,
+        norm_first: bool = False,
         extra_regions: str = "whole",
         restrict_gradient: bool = False,
         dense: bool = False,
@@ -263,7 +282,7 @@ class SparseFormerV2(SparseFormer):
         blocks = [EncoderBlock(cortex_dim, heads, mlp_ratio, act) for _ in range(depth)]
         self.cortex = Cortex(blocks, rates[repeats + 1 :])
         self.locate = LocationAttention(channels, cortex_dim) if dense else None
-        self.head = ClassTokenHead(cortex_dim, num_classes, global_pool, drop_rate, head_bias)
+        self.head = ClassTokenHead(cortex_dim, num_classes, global_pool, drop_rate, head_bias, norm_first)
         self.apply(init_weights_v2)
         trunc_normal_(self.embeddings, std=1.0)
 
@@ -321,8 +340,11 @@ def bootstrap(
     """A SparseFormer whose cortex, last norm and last linear layer are those of a timm ViT (Fig. 2).
 
     Of N blocks, the first N/3 are dropped, block N/3 + k becomes cortex block k. Patch embedding, position embedding
-    and class token of the ViT are not used. All that `bootstrap_groups` calls "new" is randomly initialised: train it
-    (and the tuned blocks) to reproduce the ViT's final token, on images without labels.
+    and class token of the ViT are not used. ViTs whose other parts have no place (register tokens, rotary or relative
+    positions, attention pooling, other norms or activations) are refused. All that `bootstrap_groups` calls "new" is
+    randomly initialised: train it (and the tuned blocks) to reproduce the ViT's final token, on images without labels
+    (`distill.features` of a recipe). `saccade.save_checkpoint` saves the model with its card, so that `saccade.load`
+    builds it again.
 
     Args:
         vit: a name, created with timm, or a timm VisionTransformer.
@@ -339,33 +361,52 @@ def bootstrap(
     inherited = _inherited_options(source, blocks)
     if clash := sorted(inherited.keys() & options.keys()):
         raise ValueError(f"{', '.join(clash)} come from the ViT. Leave them out; reset_classifier changes the head.")
-    own: dict[str, Any] = {"focus_dim": focus_dim or source.embed_dim // 2, "extra_regions": "random"}
-    model = SparseFormerV2(num_tokens=num_tokens, **(inherited | own | options))
+    half = source.embed_dim // 2
+    width = half if half < 2 * HEAD_DIM else half - half % HEAD_DIM  # heads of 64 channels
+    own: dict[str, Any] = {"num_tokens": num_tokens, "focus_dim": focus_dim or width, "extra_regions": "random"}
+    chosen = inherited | own | options
+    model = SparseFormerV2(**chosen)
     model.load_state_dict(model.state_dict() | _inherited_weights(source, blocks))
     install_weight_cast(model)
     if freeze:
         frozen = set(model.bootstrap_groups()["frozen"])
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
-    config = dict(getattr(source, "pretrained_cfg", None) or {})
-    changes = {key: config[key] for key in ("mean", "std", "crop_pct", "interpolation") if key in config}
-    architecture = f"sparseformer_btsp_{config.get('architecture', 'vit')}"
-    cfg = pretrained_cfg(first_conv="stem.conv", num_classes=model.num_classes, architecture=architecture, **changes)
+    card = _card(source, chosen)
+    preprocess = card.preprocess
+    changes = {key: getattr(preprocess, key) for key in ("mean", "std", "crop_pct", "interpolation")}
+    cfg = pretrained_cfg(
+        preprocess.size, first_conv="stem.conv", num_classes=card.num_classes, architecture=REBUILD, **changes
+    )
     model.pretrained_cfg = model.default_cfg = cfg  # type: ignore[assignment] # nn.Module declares Tensor | Module
+    model.card = card  # type: ignore[assignment]
     return model
+
+
+def _card(source: Any, options: dict[str, Any]) -> Card:
+    """The card of a bootstrapped model: its options, and classes and preprocessing of the ViT."""
+    theirs: Any = getattr(source, "card", None)
+    preprocess = theirs.preprocess if theirs else preprocess_of(source)
+    if (size := getattr(getattr(source, "patch_embed", None), "img_size", None)) is not None:
+        preprocess = preprocess._replace(size=size[0])  # timm's configuration has that of the name
+    kwargs = {key: value for key, value in options.items() if key != "num_classes"}
+    return Card(REBUILD, options["num_classes"], kwargs, list(theirs.classes) if theirs else [], preprocess)
 
 
 def _inherited_options(source: Any, blocks: list[Any]) -> dict[str, Any]:
     """Options of `SparseFormerV2` that follow from the ViT."""
     last, mlp = getattr(source, "head", None), blocks[0].mlp
     has_classes = isinstance(last, nn.Linear)
+    pool = "avg" if getattr(source, "global_pool", "token") == "avg" else "token"
     return {
+        "in_chans": getattr(source, "in_chans", 3),
         "cortex_dim": source.embed_dim,
         "cortex_heads": blocks[0].attn.num_heads,
         "depth": len(blocks) - len(blocks) // 3,
         "mlp_ratio": mlp.fc1.out_features / source.embed_dim,
         "act": _activation(mlp.act),
-        "global_pool": "avg" if getattr(source, "global_pool", "token") == "avg" else "token",
+        "global_pool": pool,
+        "norm_first": pool == "avg" and isinstance(source.norm, nn.LayerNorm),
         "num_classes": last.out_features if has_classes else 0,
         "head_bias": has_classes and last.bias is not None,
     }
@@ -382,24 +423,38 @@ def _inherited_weights(source: Any, blocks: list[Any]) -> dict[str, Tensor]:
     return {f"{part}.{name}": value for part, weights in parts.items() for name, value in weights.items()}
 
 
+_OTHER = "Use another model."
 _LAYERS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")  # of a ViT block, and of EncoderBlock
 
 
-def _check_vit(source: nn.Module, blocks: list[nn.Module]) -> None:
-    """Raise a ValueError unless all blocks are pre-norm attention and MLP, with or without layer scale."""
+def _check_vit(source: Any, blocks: list[Any]) -> None:
+    """Raise a ValueError unless the blocks of the ViT, its last norm and its head have a place in a SparseFormer v2."""
     name = type(source).__name__
     if len(blocks) < 3:
         raise ValueError(f"expected a timm ViT of at least 3 blocks, got {name} with {len(blocks)}. Use another model.")
-    if getattr(source, "global_pool", "token") not in ("token", "avg", ""):
-        raise ValueError(
-            f"expected a ViT with class token or mean pooling, got {name} with another. Use another model."
-        )
     for block in blocks:
+        if type(block) is not Block:
+            raise ValueError(f"expected blocks of a plain timm ViT, got {name} with {type(block).__name__}. {_OTHER}")
         allowed = {f"{layer}.{kind}" for layer in _LAYERS for kind in ("weight", "bias")} | {"ls1.gamma", "ls2.gamma"}
         names = set(block.state_dict())
         if names - allowed or not {f"{layer}.weight" for layer in _LAYERS} <= names:
             other = ", ".join(sorted(names - allowed)[:3]) or "other layers"
-            raise ValueError(f"expected blocks of a plain timm ViT, got {name} with {other}. Use another model.")
+            raise ValueError(f"expected blocks of a plain timm ViT, got {name} with {other}. {_OTHER}")
+        if not isinstance(block.norm1, nn.LayerNorm) or type(block.mlp) is not timm.layers.Mlp:
+            kinds = f"{type(block.norm1).__name__} and {type(block.mlp).__name__}"
+            raise ValueError(f"expected a ViT with LayerNorm and Mlp, got {name} with {kinds}. {_OTHER}")
+    _activation(blocks[0].mlp.act)
+    if getattr(source, "global_pool", "token") not in ("token", "avg", ""):
+        raise ValueError(
+            f"expected a ViT with class token or mean pooling, got {name} with {source.global_pool!r}. {_OTHER}"
+        )
+    norms = [norm for norm in (source.norm, source.fc_norm) if not isinstance(norm, nn.Identity)]
+    if len(norms) != 1 or not isinstance(norms[0], nn.LayerNorm):
+        raise ValueError(f"expected a ViT with one LayerNorm after its blocks, got {len(norms)} in {name}. {_OTHER}")
+    extras = {"num_reg_tokens": "register tokens", "head_dist": "a distillation token", "rope": "rotary positions"}
+    for attribute, what in extras.items():
+        if getattr(source, attribute, None) not in (None, 0):
+            raise ValueError(f"expected a plain ViT, got {what}, which a SparseFormer v2 does not have. {_OTHER}")
 
 
 def _activation(act: nn.Module) -> str:

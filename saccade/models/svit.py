@@ -11,7 +11,7 @@ LayerNorm, and those zeros count; no gradient passes through the association (se
 Base and Large have layer scale. A cell of one pixel is plain self-attention.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_path_rates
@@ -26,6 +26,7 @@ from saccade.layers.grid import channels_last, check_images, to_features, to_pix
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition, RelativePosition
+from saccade.models.classifier import StagedClassifier
 from saccade.models.registry import build, check_per_stage, choose, pretrained_cfg, register
 from saccade.tokens.super_tokens import DenseSuperTokenizer, SuperTokenizer
 
@@ -156,7 +157,7 @@ class SViTStage(nn.Module):
 register_notrace_module(SViTStage)  # not as a decorator, which would lose the type
 
 
-class SViT(nn.Module):
+class SViT(StagedClassifier):
     """Four stages of super token blocks on a convolutional stem, with timm's model interface.
 
     Args:
@@ -261,35 +262,13 @@ class SViT(nn.Module):
             assert isinstance(stage, SViTStage)
             stage.grad_checkpointing = enable
 
-    def get_classifier(self) -> nn.Module:
-        return self.head.fc
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        self.num_classes = num_classes
-        self.head.reset(num_classes, global_pool)
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Images (B, 3, H, W) -> features of the chosen stages, strides 4, 8, 16, 32.
-
-        `norm` has no effect: the stages of SViT end without a norm.
-        """
-        choose("output_fmt", output_fmt, ("NCHW",))
-        take, last = feature_take_indices(len(self.stages), indices)
-        intermediates = []
-        features = self.forward_stem(x)
-        for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
+    def forward_stages(self, images: Tensor, count: int, take: Collection[int]) -> tuple[Tensor, list[Tensor]]:
+        features, intermediates = self.forward_stem(images), []
+        for i, stage in enumerate(self.stages[:count]):
             features = stage(features)
             if i in take:
                 intermediates.append(features)
-        return intermediates if intermediates_only else (features, intermediates)
+        return features, intermediates
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True

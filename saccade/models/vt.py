@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from saccade import ops
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, VisualTokenTransformer
+from saccade.models.classifier import Classifier
 from saccade.models.registry import build, choose, pretrained_cfg, register
 from saccade.models.resnet import FusedBasicBlock, FusedBottleneck
 from saccade.tokens.projector import TokenProjector
@@ -99,7 +100,7 @@ class VTStage(nn.Module):
 register_notrace_module(VTStage)  # not as a decorator, which would lose the type
 
 
-class VT(nn.Module):
+class VT(Classifier):
     """Stem and first three stages of a ResNet, then VT modules (VT Table 11), with timm's interface and names.
 
     Args:
@@ -237,13 +238,6 @@ class VT(nn.Module):
         self.grad_checkpointing = enable
         if self.layer4 is not None:
             self.layer4.grad_checkpointing = enable
-
-    def get_classifier(self) -> nn.Module:
-        return self.head.fc
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        self.num_classes = num_classes
-        self.head.reset(num_classes, global_pool)
 
     def forward_intermediates(
         self,

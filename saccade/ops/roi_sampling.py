@@ -63,7 +63,7 @@ if HAS_TRITON:
         """One axis of one token."""
         token, axis = tl.program_id(0).to(tl.int64), tl.program_id(1)
         low, high = tl.load(region_ptr + token * 4 + axis), tl.load(region_ptr + token * 4 + 2 + axis)
-        centre, size = (low + high) / 2, high - low
+        centre, size = (low + high) / 2, tl.abs(high - low)
         shift = tl.load(delta_ptr + token * 4 + axis).to(tl.float32)
         growth = tl.load(delta_ptr + token * 4 + 2 + axis).to(tl.float32)
         centre += shift * size
@@ -94,7 +94,8 @@ if HAS_TRITON:
         for token in range(tl.program_id(0), tokens, tl.num_programs(0)):
             corner = token * 4 + axis
             at = (token * POINTS + p) * 2 + axis
-            size = tl.load(region_ptr + corner + 2) - tl.load(region_ptr + corner)
+            signed = tl.load(region_ptr + corner + 2) - tl.load(region_ptr + corner)
+            size = tl.abs(signed)
             shift = tl.load(delta_ptr + corner).to(tl.float32)
             growth = tl.load(delta_ptr + corner + 2).to(tl.float32)
             factor = tl.exp(tl.minimum(tl.maximum(growth, -LIMIT), LIMIT))
@@ -107,7 +108,8 @@ if HAS_TRITON:
             along = tl.sum(g * offset, 0) * SCALE / spread  # gradient of the new size through the points
             g_centre = g_low + g_high + tl.sum(g, 0)
             g_new_size = (g_high - g_low) / 2 + along
-            g_size = g_centre * shift + g_new_size * factor
+            sign = tl.where(signed > 0, 1.0, tl.where(signed < 0, -1.0, 0.0))
+            g_size = (g_centre * shift + g_new_size * factor) * sign  # of the signed size
             tl.store(g_delta_ptr + corner, (g_centre * size).to(g_delta_ptr.dtype.element_ty))
             free = (growth >= -LIMIT) & (growth <= LIMIT)
             g_growth = tl.where(free, g_new_size * factor * size, 0.0)

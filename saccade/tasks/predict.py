@@ -47,18 +47,19 @@ class PredictOptions(NamedTuple):
     top: int = 5  # classes per image
     embed: bool = False  # return the features before the classifier too
     views: tuple[int, int] = (1, 1)  # temporal clips and spatial crops per video
-    threshold: float = 0.5  # minimum score of a detection
+    threshold: float = 0.5  # minimum score of a detection, or of a label of a multi-label model
     window: int | None = None  # side of a sliding window; None: only for large images, 0: never
     stride: int = 0  # of the window; 0: 2/3 of it
     scales: tuple[float, ...] = (1.0,)  # average over resized images
     flip: bool = False  # average with the mirrored image
+    every: float = 1.0  # seconds between the frames of a video file that an image model reads
 
 
 TASKS_OF = {
     "top": ("classification",),
     "embed": ("classification",),
     "views": ("classification",),
-    "threshold": ("detection",),
+    "threshold": ("classification", "detection"),
     "window": ("segmentation",),
     "stride": ("segmentation",),
     "scales": ("segmentation",),
@@ -85,21 +86,22 @@ def predict(
 
     Args:
         model: a model, or what `saccade.load` takes.
-        images: paths, folders, Pillow images, arrays (H, W, 3) or tensors (3, H, W); one or many. Video models take
-            video files, arrays (T, H, W, 3) or tensors (3, T, H, W).
+        images: paths, URLs, folders, Pillow images, arrays (H, W, 3) or tensors (3, H, W); one or many. Of a video file
+            an image model reads one frame per second (`every`). Video models take video files, arrays (T, H, W, 3) or
+            tensors (3, T, H, W).
         batch_size: inputs per forward pass.
         device: default: where the model is.
         dtype: of autocast; None computes in the model's own dtype.
         on_progress: called with the number of inputs done and their total.
         options: of `PredictOptions`: size; top, embed, views (classification); window, stride, scales
-            (segmentation); flip (both); threshold (detection).
+            (segmentation); flip (both); threshold (detection, multi-label models); every (video files).
 
     Example:
-        >>> saccade.predict("svit_nano", "photo.jpg")[0].label
-        'tabby, tabby cat'
+        >>> saccade.predict("svit_nano", saccade.data.photo_paths()["coffee"])[0].label
+        'espresso'
     """
     predictor = make_predictor(model, PredictOptions(**options), device, dtype)
-    inputs = list_inputs(images, videos=predictor.is_video)
+    inputs = list_inputs(images, predictor.is_video, predictor.options.every)
     if not inputs:
         raise ValueError("expected at least one image, got none.")
     predictions = Predictions()
@@ -116,10 +118,30 @@ def predict(
 
 
 def predict_stream(
-    predictor: "Predictor", inputs: Iterable[Any], batch_size: int = 16, threads: int = DECODE_THREADS
+    model: "nn.Module | str | os.PathLike | Predictor",
+    images: Iterable[Any],
+    batch_size: int = 16,
+    threads: int = DECODE_THREADS,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    **options: Any,
 ) -> Iterator[Prediction | Unreadable]:
-    """Results in the order of `inputs`, with at most three batches in memory: threads decode ahead of the model."""
-    iterator = iter(inputs)
+    """Predict as `saccade.predict`, one result at a time, for more inputs than fit into memory.
+
+    Yields a prediction or an `Unreadable` per input, in order, with at most three batches in memory: threads decode
+    ahead of the model. `images` are single inputs, also from a generator; folders and video files are not expanded.
+
+    Example:
+        >>> for result in saccade.predict_stream("svit_nano", saccade.data.photo_paths().values(), top=1):
+        ...     row = result.to_dict()
+        >>> row["image"]
+        'rocket.jpg'
+    """
+    predictor: Any = model
+    if isinstance(model, (nn.Module, str, os.PathLike)):
+        predictor = make_predictor(model, PredictOptions(**options), device, dtype)
+    iterator = iter(images)
     with ThreadPoolExecutor(threads) as pool:
 
         def submit() -> list[Any]:
@@ -191,6 +213,10 @@ class ClassPredictor(Predictor):
         self.preprocess = default._replace(size=self.options.size or default.size)
         if self.options.views != (1, 1) and not self.is_video:
             raise ValueError("views applies to video models, not to image models.")
+        if self.options.threshold != PredictOptions().threshold and not self.card.multi_label:
+            raise ValueError("threshold applies to detection and multi-label models, not to classification. Remove it.")
+        if self.options.every != PredictOptions().every and self.is_video:
+            raise ValueError("every applies to image models, not to video models. Remove it.")
         self.transform = make_eval_transform(self.preprocess, self.options.views)
 
     def _read(self, source: Any) -> Sample:
@@ -200,18 +226,21 @@ class ClassPredictor(Predictor):
 
     def _predict(self, samples: Sequence[Sample]) -> list[Prediction]:
         pixels = torch.stack([sample.pixels for sample in samples]).to(self.device)
-        embeddings: Sequence[Any] = [None] * len(samples)
+        embeddings: Any = [None] * len(samples)
         if self.options.embed:
             embeddings = embed_images(self.model, pixels, self.preprocess).cpu().numpy()
-        logits = predict_logits(self.model, pixels, self.preprocess, self.options.flip)
+        multi_label = self.card.multi_label
+        logits = predict_logits(self.model, pixels, self.preprocess, self.options.flip, multi_label).float()
         names, top = self.card.names, min(self.options.top, logits.shape[1])
-        probabilities = logits.float().softmax(1).cpu()
+        probabilities = (logits.sigmoid() if multi_label else logits.softmax(1)).cpu()
         results: list[Prediction] = []
         for sample, values, embedding in zip(samples, probabilities, embeddings, strict=True):
             best, indices = values.topk(top)
             rows = zip(indices.tolist(), best.tolist(), strict=True)
             classes = [ClassScore(index, names[index], value) for index, value in rows]
-            common = (sample.name, sample.source, classes, values.numpy(), embedding)
+            selected = (values >= self.options.threshold).nonzero()[:, 0].tolist() if multi_label else []
+            labels = [names[index] for index in selected] if multi_label else None
+            common = (sample.name, sample.source, classes, values.numpy(), embedding, labels)
             if self.is_video:
                 clips, crops = self.options.views
                 results.append(ClipPrediction(*common, self.preprocess.frames, clips * crops))
@@ -262,9 +291,9 @@ class ObjectPredictor(Predictor):
         for sample, output in zip(samples, outputs, strict=True):
             order = output["scores"].argsort(descending=True, stable=True)
             order = order[output["scores"][order] >= self.options.threshold]
-            kept = {key: value[order].cpu() for key, value in output.items()}
-            masks = kept["masks"][:, 0] >= 0.5 if "masks" in kept else None
-            tensors = (kept["boxes"], kept["labels"], kept["scores"])
+            ordered = {key: value[order].cpu() for key, value in output.items()}
+            masks = ordered["masks"][:, 0] >= 0.5 if "masks" in ordered else None
+            tensors = (ordered["boxes"], ordered["labels"], ordered["scores"])
             results.append(Detections(sample.name, sample.source, *tensors, self.card.classes, masks, sample.size))
         return results
 
@@ -304,7 +333,9 @@ def make_eval_transform(preprocess: Preprocess, views: tuple[int, int] = (1, 1))
     return EvalClip(size, frames, stride, preprocess.crop_pct, preprocess.interpolation, *views)
 
 
-def predict_logits(model: nn.Module, images: Tensor, preprocess: Preprocess, flip: bool = False) -> Tensor:
+def predict_logits(
+    model: nn.Module, images: Tensor, preprocess: Preprocess, flip: bool = False, multi_label: bool = False
+) -> Tensor:
     """uint8 images or clips (B, …), or V views of each (B, V, …) -> logits (B, K).
 
     The probabilities of views, and with `flip` of mirrored inputs, are averaged.
@@ -316,10 +347,10 @@ def predict_logits(model: nn.Module, images: Tensor, preprocess: Preprocess, fli
         pixels = normalize_pixels(chunk, preprocess)
         logits = model(pixels).float()
         if flip:
-            logits = average_views(torch.stack((logits, model(pixels.flip(-1)).float()), 1))
+            logits = average_views(torch.stack((logits, model(pixels.flip(-1)).float()), 1), multi_label)
         outputs.append(logits)
     logits = torch.cat(outputs)
-    return average_views(logits.unflatten(0, (-1, views))) if views else logits
+    return average_views(logits.unflatten(0, (-1, views)), multi_label) if views else logits
 
 
 def embed_images(model: nn.Module, images: Tensor, preprocess: Preprocess) -> Tensor:

@@ -1,6 +1,5 @@
 """Predictions of one image or video, typed per task: as data, drawn, and written to files."""
 
-import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +11,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from saccade._files import write_file, write_json
-from saccade.data.decode.inputs import ImageInput, read_input
-from saccade.data.decode.video import VIDEO_SUFFIXES, VideoFile, middle_frame
+from saccade._files import png_bytes, unique_stem, write_file, write_json
+from saccade.data.decode.inputs import ImageInput, read_input, read_video_input
+from saccade.data.decode.video import middle_frame
 from saccade.tasks.detection_drawing import describe_detections, draw_detections
 from saccade.tasks.segmentation_drawing import class_areas, class_colours, overlay_labels, palette_image
 
@@ -36,9 +35,7 @@ class Prediction:
 
     @property
     def image(self) -> Image.Image:
-        """The input as an RGB image; of a video, its middle frame."""
-        if isinstance(self.source, (str, Path)) and Path(self.source).suffix.lower() in VIDEO_SUFFIXES - {".gif"}:
-            return middle_frame(VideoFile(self.source))
+        """The input as an RGB image."""
         return read_input(self.source)
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,11 +75,12 @@ class Prediction:
 
 @dataclass(repr=False)
 class Classification(Prediction):
-    """Classes of an image, most probable first."""
+    """Classes of an image, most probable first. Of a multi-label model, every class has its own probability."""
 
     classes: list[ClassScore]
     probabilities: np.ndarray = field(compare=False)  # (K,) of all classes
     embedding: np.ndarray | None = field(default=None, compare=False)  # (D,) features before the classifier
+    labels: list[str] | None = None  # of a multi-label model: the classes with at least the threshold
 
     @property
     def label(self) -> str:
@@ -96,7 +94,7 @@ class Classification(Prediction):
 
     def to_dict(self) -> dict[str, Any]:
         classes = [{"class": c.index, "name": c.name, "probability": c.probability} for c in self.classes]
-        return {"image": self.name, "classes": classes}
+        return {"image": self.name, "classes": classes} | ({} if self.labels is None else {"labels": self.labels})
 
     def draw(self) -> Image.Image:
         """The image above a bar chart of its classes."""
@@ -123,6 +121,11 @@ class ClipPrediction(Classification):
 
     frames: int = 0  # per view
     views: int = 1  # clips times crops
+
+    @property
+    def image(self) -> Image.Image:
+        """The middle frame."""
+        return middle_frame(self.source if isinstance(self.source, Image.Image) else read_video_input(self.source))
 
     def to_dict(self) -> dict[str, Any]:
         return super().to_dict() | {"frames": self.frames, "views": self.views}
@@ -238,7 +241,7 @@ class Predictions(list[Prediction]):
 
     def save(self, folder: str | Path) -> Path:
         """Write drawings and predictions.json into `folder`; returns the path of the latter."""
-        stems: Counter[str] = Counter()
+        stems: set[str] = set()
         rows = []
         for prediction in self:
             stem = unique_stem(prediction.name, stems)
@@ -257,21 +260,8 @@ class Predictions(list[Prediction]):
             image = f'<img src="data:image/png;base64,{data}">'
             caption = f"<figcaption>{escape(str(prediction))}</figcaption>"
             cells.append(f'<figure style="display:inline-block;margin:8px;max-width:320px">{image}{caption}</figure>')
-        rest = len(self) - len(cells)
-        return "".join(cells) + (f"<p>and {rest} more</p>" if rest > 0 else "")
-
-
-def unique_stem(name: str, counts: Counter[str]) -> str:
-    """The stem of a file name, numbered from its second use: "cat", "cat-2"."""
-    stem = Path(name).stem
-    counts[stem] += 1
-    return stem if counts[stem] == 1 else f"{stem}-{counts[stem]}"
-
-
-def png_bytes(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
+        hidden = len(self) - len(cells)
+        return "".join(cells) + (f"<p>and {hidden} more</p>" if hidden > 0 else "")
 
 
 def save_png(image: Image.Image, path: Path) -> str:

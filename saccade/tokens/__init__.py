@@ -10,3 +10,29 @@
 Every tokenizer returns its tokens first and has a method `trace`, which turns the inputs and outputs of one call into a
 tuple of `trace`. `saccade.record` calls it through hooks.
 """
+
+from typing import TYPE_CHECKING
+
+from saccade._extras import lazy_names
+
+if TYPE_CHECKING:
+    from saccade.tokens.clusters import TokenToClusterAttention
+    from saccade.tokens.trace import AssignmentTrace, AssociationTrace, RegionTrace
+    from saccade.tokens.visual_tokens import TOKENIZERS
+
+__all__ = [
+    "TOKENIZERS",
+    "AssignmentTrace",
+    "AssociationTrace",
+    "RegionTrace",
+    "TokenToClusterAttention",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "clusters": ("TokenToClusterAttention",),
+        "trace": ("AssignmentTrace", "AssociationTrace", "RegionTrace"),
+        "visual_tokens": ("TOKENIZERS",),
+    },
+)

@@ -31,8 +31,8 @@ class LocationAttention(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        nn.init.trunc_normal_(self.to_query.weight, std=0.02)
-        nn.init.trunc_normal_(self.to_key.weight, std=0.02)
+        nn.init.normal_(self.to_query.weight, std=0.02)
+        nn.init.normal_(self.to_key.weight, std=0.02)
         nn.init.eye_(self.to_value.weight)
         for layer in (self.to_query, self.to_key, self.to_value):
             nn.init.zeros_(layer.bias)

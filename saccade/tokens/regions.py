@@ -233,9 +233,7 @@ class MlpAdjuster(nn.Module):
     def forward(self, tokens: Tensor, regions: Tensor) -> Tensor:
         """tokens (B, M, D), regions (B, M, 4) -> adjusted regions (B, M, 4), with low corners first."""
         deltas = self.to_delta(linear_gelu(self.norm(tokens), self.fc))
-        low, high = regions.chunk(2, dim=-1)
-        ordered = torch.cat([torch.minimum(low, high), torch.maximum(low, high)], dim=-1)
-        return adjust(ordered, deltas.to(regions.dtype))
+        return adjust(regions, deltas.to(regions.dtype))
 
 
 class RegionPosition(nn.Module):

@@ -16,8 +16,8 @@ from PIL import Image
 from pydantic import BaseModel, Field
 
 import saccade
-from saccade.tasks.results import png_bytes
-from saccade.web.inspection import mosaic_image, summarize, token_at, token_image
+from saccade._files import png_bytes
+from saccade.explanation import mosaic_image, summarize, token_at, token_image
 from saccade.web.service import Service, above
 
 

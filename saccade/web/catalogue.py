@@ -12,7 +12,7 @@ from torch import nn
 
 import saccade
 from saccade import weights
-from saccade.explanation.subject import Subject, load_subject
+from saccade.explanation import Subject, load_subject
 from saccade.models.card import weights_file
 from saccade.models.checkpoint import read_metadata
 from saccade.tasks.load import read_task_card

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import gradio as gr
 import numpy as np
 
-from saccade import Detections, Segmentation
-from saccade.reports.page import part
-from saccade.web.inspection import (
+from saccade import Classification, Detections, Prediction, Segmentation
+from saccade.explanation import (
     Inspection,
     clamp_token,
     default_token,
@@ -19,7 +18,8 @@ from saccade.web.inspection import (
     token_at,
     token_image,
 )
-from saccade.web.service import Prediction, Service, above
+from saccade.reports import part
+from saccade.web.service import Service, above
 from saccade.web.uploads import BadUpload
 
 NO_MODEL = "none"
@@ -48,7 +48,8 @@ TABS = (
         "Detection",
         "detection",
         "Drop an image with objects.",
-        "Train one with saccade train task=detection on a COCO JSON, then run saccade serve --checkpoint runs/mine.",
+        "Train one with saccade train --model svit_nano --head mask_rcnn --data coco/ --out runs/mine, then run "
+        "saccade serve --checkpoint runs/mine.",
     ),
     TaskTab(
         "Video",
@@ -409,4 +410,6 @@ def list_rows(prediction: Prediction) -> list[tuple[Any, ...]]:
         return [(row["name"], row["share"], f"{row['share']:.1%}", row["colour"]) for row in prediction.areas()]
     if isinstance(prediction, Detections):
         return [(row["name"], row["score"]) for row in prediction.objects()]
-    return [(name, probability) for _, name, probability in prediction.classes]
+    if isinstance(prediction, Classification):
+        return [(name, probability) for _, name, probability in prediction.classes]
+    raise TypeError(f"expected a prediction of a known task, got {type(prediction).__name__}.")

@@ -8,7 +8,7 @@ import gradio as gr
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
-from saccade.reports.page import STYLE
+from saccade.reports import STYLE
 from saccade.web.api import describe_health, make_api
 from saccade.web.page import build_page
 from saccade.web.service import Service

@@ -16,10 +16,9 @@ from threading import Lock
 from typing import Any, TypeVar
 
 import saccade
-from saccade.data.decode.video import VideoFile
-from saccade.data.synthetic.photos import photo_paths
+from saccade.data import VideoFile, photo_paths
+from saccade.explanation import Inspection, inspect_image, summarize, summarize_token, summary_sheet
 from saccade.web.catalogue import TASKS, Catalogue
-from saccade.web.inspection import Inspection, inspect_image, summarize, summarize_token, summary_sheet
 from saccade.web.uploads import BadUpload, Limits, check_upload, read_upload, read_video
 
 MAX_CACHED = 24  # results, a few megabytes each
@@ -28,7 +27,6 @@ MAX_SIDE = 640  # pixels of the images that are segmented or searched for object
 MIN_SCORE = 0.05  # of the objects that are cached; the page and the API apply their own threshold
 
 Result = TypeVar("Result")
-Prediction = saccade.Classification | saccade.Detections | saccade.Segmentation
 
 
 def above(detections: saccade.Detections, threshold: float) -> saccade.Detections:
@@ -67,12 +65,12 @@ class Service:
 
         return self._cached("inspect", path, self.catalogue.entry(model, ("classification",)).name, work)
 
-    def predict(self, path: str | Path | None, model: str, tasks: tuple[str, ...] = TASKS) -> Prediction:
+    def predict(self, path: str | Path | None, model: str, tasks: tuple[str, ...] = TASKS) -> saccade.Prediction:
         """Run a model of any task on an image, or a video model on a video."""
         entry = self.catalogue.entry(model, tasks)
         options: dict[str, Any] = {"threshold": MIN_SCORE} if entry.task == "detection" else {}
 
-        def work(file: Path) -> Prediction:
+        def work(file: Path) -> saccade.Prediction:
             image = (read_video if entry.task == "video" else read_upload)(file, self.limits)
             if entry.task in ("segmentation", "detection"):
                 image.thumbnail((MAX_SIDE, MAX_SIDE))
@@ -96,7 +94,7 @@ class Service:
         text.write_text(json.dumps(summary, indent=1))
         return str(png), str(text)
 
-    def write_prediction(self, prediction: Prediction, drawing: Any, model: str) -> tuple[str, str]:
+    def write_prediction(self, prediction: saccade.Prediction, drawing: Any, model: str) -> tuple[str, str]:
         """Write a drawing as PNG and the prediction as JSON and return the paths."""
         png, text = self._download_paths(prediction.name, model)
         drawing.save(png)

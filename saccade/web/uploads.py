@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
-from saccade.data.decode.image import DECODE_ERRORS, BadImage, read_image
-from saccade.data.decode.video import VIDEO_SUFFIXES, VideoFile, middle_frame
-from saccade.explanation.images import MAX_SIDE
+from saccade.data import DECODE_ERRORS, VIDEO_SUFFIXES, BadImage, VideoFile, middle_frame, read_image
+from saccade.explanation import MAX_SIDE
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 

@@ -1,8 +1,10 @@
 """One model per family as the backbone of other libraries' decoders and detectors."""
 
 import pytest
+import segmentation_models_pytorch as smp
 import timm
 import torch
+import transformers
 from torchvision.models.detection import MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool
@@ -22,7 +24,6 @@ families = pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("decoder", ["Unet", "FPN", "UPerNet"])
 @families
 def test_smp_decoders_train_on_every_family(name, decoder):
-    smp = pytest.importorskip("segmentation_models_pytorch")
     model = getattr(smp, decoder)(f"tu-{name}", encoder_weights=None, classes=3, **FAMILIES[name])
     logits = model(IMAGES)
     assert logits.shape == (2, 3, 64, 96)
@@ -60,12 +61,13 @@ def test_torchvision_mask_rcnn_predicts_on_every_family(name):
 @pytest.mark.slow
 @families
 def test_transformers_timm_backbone_returns_the_maps_of_features_only(name):
-    transformers = pytest.importorskip("transformers")
     config = transformers.TimmBackboneConfig(backbone=name, use_pretrained_backbone=False, out_indices=[0, 1, 2, 3])
     backbone = transformers.TimmBackbone(config).eval()
-    with torch.no_grad():
-        maps = backbone(IMAGES).feature_maps
-    features = timm.create_model(name, features_only=True)
+    features = timm.create_model(name, features_only=True).eval()
+    features.load_state_dict({key.removeprefix("_backbone."): v for key, v in backbone.state_dict().items()})
     assert list(backbone.channels) == features.feature_info.channels()
-    for level, stride in zip(maps, (4, 8, 16, 32), strict=True):
+    with torch.no_grad():
+        pairs = list(zip(backbone(IMAGES).feature_maps, features(IMAGES), (4, 8, 16, 32), strict=True))
+    for level, expected, stride in pairs:
         assert level.shape[2:] == (64 // stride, 96 // stride)
+        torch.testing.assert_close(level, expected)

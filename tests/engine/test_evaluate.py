@@ -58,6 +58,15 @@ def test_held_out_part_of_the_training_data_is_evaluated(run, tmp_path):
     assert not names & {train.name(i) for i in range(len(train))}
 
 
+def test_parts_of_the_training_data_are_evaluated_by_name(run, tmp_path):
+    class_folder(tmp_path / "data")
+    train, val = opened(run, tmp_path / "data", "train"), opened(run, tmp_path / "data", "val")
+    assert (len(train.source), train.split, train.trained_on) == (16, "the 80% that the model was trained on", True)
+    assert (len(val.source), val.trained_on) == (4, False)
+    names = {train.source.name(i) for i in range(16)}
+    assert not names & {val.source.name(i) for i in range(4)}
+
+
 def test_evaluation_split_is_preferred_and_training_split_is_marked(run, tmp_path):
     class_folder(tmp_path / "data", ("train", "val"), per_class=3)
     assert opened(run, tmp_path / "data")[1:] == ("val", False)

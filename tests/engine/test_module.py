@@ -1,6 +1,7 @@
 """The LightningModule: EMA, backward thread, non-finite losses, gradient accumulation."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -86,3 +87,22 @@ def test_gradient_accumulation_matches_full_batch(tmp_path):
     a, b = load_file(full.out / "last.safetensors"), load_file(accumulated.out / "last.safetensors")
     for name in a:
         torch.testing.assert_close(a[name], b[name], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.shows("SF-12")
+def test_loss_scale_reaches_the_model_before_every_loss(tmp_path, monkeypatch):
+    """A GradScaler's scale, which changes during a run, scales the bound of SparseFormer's gradients."""
+    original, scales = ClassificationModule.loss, []
+
+    def with_scaler(self):
+        steps = self.clock
+        self.trainer.precision_plugin.scaler = SimpleNamespace(get_scale=lambda: 512.0 + steps.steps)
+
+    def record_scale(self, logits, targets, images):
+        scales.append(float(self.model.focus.blocks[0].tokenizer.loss_scale))
+        return original(self, logits, targets, images)
+
+    monkeypatch.setattr(ClassificationModule, "on_train_epoch_start", with_scaler)
+    monkeypatch.setattr(ClassificationModule, "loss", record_scale)
+    train(recipe("model.name=sparseformer_nano", "model.kwargs={depth: 1, repeats: 1}"), tmp_path, progress=False)
+    assert scales == [512.0 + step for step in range(6)]

@@ -96,8 +96,9 @@ def test_recipe_names():
     names |= {f"small/{model}_nuclei" for model in nuclei}
     scenes = ("svit_nano", "svit_nano_mask_rcnn", "svit_nano_cascade_mask_rcnn", "sparseformer_nano_sparse")
     names |= {f"small/{model}_scenes" for model in scenes} | {"small/video_sparseformer_nano_motions"}
+    names |= {"small/vit_cifar10", "small/vit_cifar10_bootstrap"}
     assert {str(path.relative_to(RECIPES).with_suffix("")) for path in FILES} == names
-    assert len({path.stem for path in FILES}) == len(FILES) == 73, "the command line finds recipes by bare name"
+    assert len({path.stem for path in FILES}) == len(FILES) == 75, "the command line finds recipes by bare name"
 
 
 @pytest.mark.shows("X-04")

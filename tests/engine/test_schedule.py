@@ -64,6 +64,20 @@ def test_no_weight_decay_on_biases_and_norms():
         assert (id(parameter) in decayed) != exempt, name
 
 
+@pytest.mark.shows("SF-50")
+@pytest.mark.parametrize("name", ["sparseformer_nano", "video_sparseformer_nano", "sparseformer_btsp_augreg_base"])
+@pytest.mark.parametrize("options", [{}, {"lr_scale": {"head.": 10.0}}, {"layer_decay": 0.9}])
+def test_no_weight_decay_on_regions(name, options):
+    """Decay would pull the ends of every region to the corner of the image. Embeddings are decayed, as any matrix."""
+    with torch.device("meta"):
+        model = saccade.create_model(name)
+    groups = make_optimizer(model, Optimizer(weight_decay=0.05, **options), 64).param_groups
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    for name, parameter in model.named_parameters():
+        assert (id(parameter) in decayed) == (parameter.ndim > 1 and name != "regions"), name
+
+
 def test_unknown_optimizer():
     with pytest.raises(RecipeError, match="cannot create optimizer 'adamv'"):
         make_optimizer(torch.nn.Linear(2, 2), Optimizer(name="adamv"), 64)

@@ -12,7 +12,8 @@ from PIL import Image
 
 from saccade.data.decode.image import MAX_PIXELS
 from saccade.data.decode.inputs import list_inputs, read_input
-from saccade.explanation.images import input_size, load_view, normalize_images, unique_names
+from saccade.data.transforms.batch import normalize
+from saccade.explanation.images import input_size, load_view, unique_names
 from tests.peak_memory import PEAK
 
 
@@ -87,6 +88,7 @@ MEASURE = (
     + """
 import sys
 import saccade
+from saccade.data.transforms.batch import normalize
 from saccade.explanation.images import load_view
 for path in sys.argv[1:]:
     before = peak()
@@ -201,12 +203,12 @@ def test_images_and_clips_are_normalised_per_channel():
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.25, 2.0)
     for shape in [(2, 3, 4, 5), (2, 3, 6, 4, 5)]:
         images = torch.rand(shape)
-        normalised = normalize_images(images, mean, std)
+        normalised = normalize(images, mean, std)
         for channel in range(3):
             expected = (images[:, channel] - mean[channel]) / std[channel]
             torch.testing.assert_close(normalised[:, channel], expected)
     images = torch.rand(2, 3, 4, 5)
-    torch.testing.assert_close(normalize_images(images, (0.5,), (0.2,)), (images.mean(1, keepdim=True) - 0.5) / 0.2)
+    torch.testing.assert_close(normalize(images, (0.5,), (0.2,)), (images.mean(1, keepdim=True) - 0.5) / 0.2)
 
 
 def test_view_of_a_detector_has_its_shorter_side():

@@ -232,4 +232,4 @@ def test_weights_hash_depends_on_every_value():
 
 def test_progress_bar_runs(images, classifier, tmp_path, capsys):
     predict_batch(classifier, images, tmp_path, progress=True)
-    assert "23/23" in capsys.readouterr().out
+    assert "23/23" in capsys.readouterr().err

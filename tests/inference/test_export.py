@@ -94,7 +94,9 @@ def test_onnx_file_of_a_large_variant_agrees(tmp_path, name):
     card = describe_model(model)
     export = export_model(model, tmp_path / "model.onnx", card=card)
     rows = check_export(export.path, model, card, export.metadata, sizes=SIZES)
-    assert max(row.relative for row in rows) < TOLERANCE["float32"]
+    worst = max(row.relative for row in rows)
+    print(f"{name}: {export.bytes / 1e6:.0f} MB, {worst:.1e}")  # shown by -rP
+    assert worst < TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -260,8 +262,8 @@ def test_region_detectors_are_refused_in_one_line(tmp_path, head):
     [
         ({"format": "tflite"}, "expected format onnx or pt2, got 'tflite'"),
         ({"dynamic": ("batch", "depth")}, "got depth"),
-        ({"dtype": torch.int8}, "expected dtype float32 or float16, got int8"),
-        ({"dtype": torch.bfloat16}, "got bfloat16"),
+        ({"dtype": torch.int8, "format": "pt2"}, "int8 weights are for onnx files, got format pt2"),
+        ({"dtype": torch.bfloat16}, "expected dtype float32 or float16 or int8, got bfloat16"),
     ],
 )
 def test_unsupported_option_is_refused(tmp_path, options, message):
@@ -304,3 +306,30 @@ def test_check_finds_a_file_of_other_weights(exported):
     other = timm.create_model("vt_nano", num_classes=7).eval()
     rows = check_export(export.path, other, card, export.metadata, batches=(1,), sizes=[(64, 64)])
     assert max(row.relative for row in rows) > TOLERANCE["float16"]
+
+
+@pytest.mark.parametrize("name", ["vt_nano", pytest.param("sparseformer_nano", marks=pytest.mark.slow)])
+def test_int8_file_is_smaller_and_dequantizes_to_rounded_weights(exported, tmp_path, name):
+    import onnx
+
+    model, card, export = exported(name)
+    small = export_model(model, tmp_path / "int8.onnx", dtype=torch.int8, card=card)
+    assert small.metadata["dtype"] == "int8"
+    before, after = onnx.load(export.path), onnx.load(small.path)
+    onnx.checker.check_model(after)
+    assert {entry.domain for entry in after.opset_import} <= {"", "ai.onnx"}
+    weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in before.graph.initializer}
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in after.graph.initializer}
+    quantized = [node for node in after.graph.node if node.op_type == "DequantizeLinear"]
+    assert sum(stored[node.input[0]].size for node in quantized) > 0.8 * sum(
+        values.size for values in weights.values() if values.dtype == np.float32
+    )
+    for node in quantized:
+        values, scale = stored[node.input[0]], stored[node.input[1]]
+        assert values.dtype == np.int8
+        shape = [1] * values.ndim
+        shape[node.attribute[0].i] = -1
+        error = np.abs(values * scale.reshape(shape) - weights[node.output[0]])
+        assert (error <= 0.5001 * scale.reshape(shape)).all()
+    rows = check_export(small.path, model, card, small.metadata, batches=(1, 3), sizes=[(64, 64), (75, 51)])
+    assert 1e-4 < max(row.relative for row in rows) < TOLERANCE["int8"]

@@ -61,3 +61,14 @@ def test_repeated_adjust_stays_finite(deltas):
     for _ in range(5):
         box = adjust(box, torch.tensor(deltas))
     assert box.isfinite().all()
+
+
+@pytest.mark.shows("SF-19")
+def test_adjust_of_a_flipped_box_uses_the_absolute_size():
+    """Training can swap the ends of a learned region; the authors' code shifts and grows it by its absolute size."""
+    box = torch.tensor([0.6, 0.1, 0.2, 0.3], dtype=torch.float64, requires_grad=True)  # x0 > x1
+    deltas = torch.tensor([0.5, -1.0, math.log(2), math.log(0.5)], dtype=torch.float64)
+    moved = adjust(box, deltas)
+    torch.testing.assert_close(moved, torch.tensor([0.2, -0.05, 1.0, 0.05], dtype=torch.float64))
+    gradient = torch.autograd.grad(moved[0], box)[0]  # x0' = (x0 + x1) / 2 + (0.5 - 2 / 2) (x0 - x1)
+    torch.testing.assert_close(gradient, torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64))

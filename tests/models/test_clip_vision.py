@@ -1,5 +1,6 @@
 """SparseFormer v2 in the place of open_clip's image tower."""
 
+import open_clip
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,6 @@ def test_clip_vision_refuses_a_classifier():
 
 
 def test_clip_vision_is_a_drop_in_visual_of_open_clip():
-    open_clip = pytest.importorskip("open_clip")
     torch.manual_seed(0)
     text = {"context_length": 8, "vocab_size": 32, "width": 32, "heads": 2, "layers": 1}
     vision = {"image_size": 32, "layers": 1, "width": 32, "patch_size": 16, "head_width": 16}

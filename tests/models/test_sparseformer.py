@@ -71,6 +71,18 @@ def test_logits_match_the_authors_code(model, size):
         assert kit.error(model(kit.images(size)), kit.golden(VARIANT)[f"logits/{size}"]) <= kit.FLOAT64
 
 
+@pytest.mark.shows("SF-19")
+def test_flipped_regions_are_ordered_by_the_first_adjustment(model):
+    """Shifts and growths are relative to the absolute size, as in the authors' code, so swapped ends change nothing."""
+    regions = model.regions.data.clone()
+    with torch.no_grad():
+        expected = model(kit.images("160x256"))
+        model.regions.data[::2] = regions[::2][:, [2, 1, 0, 3]]  # x0 and x1 swapped
+        flipped = model(kit.images("160x256"))
+        model.regions.data.copy_(regions)
+    torch.testing.assert_close(flipped, expected)
+
+
 def test_logits_in_float32_are_within_float32_rounding(model):
     with torch.no_grad():
         logits = model.float()(kit.images("160x256").float())

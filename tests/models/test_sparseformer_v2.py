@@ -7,10 +7,11 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from timm.models.vision_transformer import ResPostBlock
 from torch import Tensor, nn
 
 import saccade
-from saccade.models.checkpoint import CheckpointError, identify
+from saccade.models.checkpoint import CheckpointError, identify, match_checkpoint
 from saccade.models.sparseformer_v2 import SparseFormerV2, bootstrap
 from saccade.ops.roi_sampling import sample
 from saccade.tokens.regions import RegionPosition, clamp_to_border, padded_region_grid
@@ -194,16 +195,27 @@ def test_official_files_are_identified(name):
     assert identify(weights(name)) == (name, {AUGREG: 1000, CLIP: 512}[name])
 
 
-@pytest.mark.parametrize("name", ["sparseformer_btsp_augreg_large", "sparseformer_btsp_clip_large"])
-def test_large_variants_convert_by_the_same_names(name):
-    """The keys of base with more cortex blocks; only the number of regions is read from a shape."""
-    base, tokens = (AUGREG, 48) if "augreg" in name else (CLIP, 63)
-    theirs = {key: torch.empty(tokens, 4, device="meta") for key in weights(base)}
+WIDER = {384: 512, 768: 1024, 1152: 1536, 1536: 2048, 2304: 3072, 3072: 4096}  # base -> large: 1, 3 and 4 times D
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("augreg_large", 212_426_984), ("clip_large", 212_188_476)])
+def test_large_variants_load_files_of_their_shapes(name, parameters):
+    """Keys and shapes that the fact sheet gives: those of base, wider, with 16 cortex blocks; its parameter count."""
+    base = AUGREG if "augreg" in name else CLIP
+    shapes = {key: tuple(WIDER.get(size, size) for size in value.shape) for key, value in weights(base).items()}
     for i in range(11, 19):
-        theirs |= {key.replace(".3.", f".{i}.", 1): value for key, value in theirs.items() if key[:9] == "layers.3."}
+        shapes |= {key.replace(".3.", f".{i}.", 1): shape for key, shape in shapes.items() if key[:9] == "layers.3."}
+    if base == CLIP:
+        shapes |= {"initial_roi.weight": (63, 4), "proj.weight": (768, 1024)}
+    theirs = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
+    assert sum(value.numel() for value in theirs.values()) == parameters
     with torch.device("meta"):
-        expected = set(saccade.create_model(name).state_dict())
-    assert set(saccade.convert_official(theirs, name)) == expected
+        model = saccade.create_model(f"sparseformer_btsp_{name}")
+    converted, report = match_checkpoint(model, theirs)
+    assert (len(converted), report.new, report.ignored) == (len(theirs), {}, ())
+    del theirs["layers.18.mlp.fc2.bias"]
+    with pytest.raises(CheckpointError, match=r"lacks cortex\.blocks\.15\.mlp\.fc2\.bias"):
+        match_checkpoint(model, theirs)
 
 
 def test_spellings_of_the_head_load():
@@ -464,7 +476,14 @@ def test_bootstrap_of_the_sources_has_the_named_architecture(source):
 
 
 @pytest.mark.parametrize(
-    "options", [dict(init_values=0.5), dict(qkv_bias=False), dict(class_token=False, global_pool="avg", fc_norm=True)]
+    "options",
+    [
+        dict(init_values=0.5),
+        dict(qkv_bias=False),
+        dict(class_token=False, global_pool="avg", fc_norm=True),
+        dict(class_token=False, global_pool="avg", fc_norm=False),
+        dict(pre_norm=True, in_chans=1),
+    ],
 )
 def test_bootstrap_of_other_vits_has_the_function_of_their_blocks(options):
     source, tokens = vit(**options), images(2, 5, 64)
@@ -474,8 +493,29 @@ def test_bootstrap_of_other_vits_has_the_function_of_their_blocks(options):
         expected = block(expected)
     torch.testing.assert_close(model.cortex(tokens), expected, rtol=1e-3, atol=1e-3)
     assert model.head.global_pool == options.get("global_pool", "token")
-    norm = source.fc_norm if "fc_norm" in options else source.norm
+    norm = source.fc_norm if options.get("fc_norm") else source.norm
     assert torch.equal(model.head.norm.weight, norm.weight)
+    ours = torch.cat([images(2, 1, 64, seed=1), expected], 1) if "class_token" in options else expected
+    theirs = source.forward_head(source.norm(expected))
+    torch.testing.assert_close(model.forward_head(ours), theirs, rtol=1e-3, atol=1e-3)
+    assert model(images(2, options.get("in_chans", 3), 32, 32)).shape == (2, 9)
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "width"),
+    [
+        ("deit_tiny_patch16_224", 8, 96),
+        ("vit_small_patch32_224", 8, 192),
+        ("vit_base_patch16_gap_224", 8, 384),
+        ("deit3_small_patch16_224", 8, 192),
+        ("vit_small_patch14_dinov2", 8, 192),
+    ],
+)
+def test_bootstrap_of_timm_vits_by_name(name, blocks, width):
+    with torch.device("meta"):
+        model = bootstrap(name, pretrained=False)
+    assert (len(model.cortex.blocks), model.embeddings.shape[1]) == (blocks, width)
+    assert model.card.preprocess.size == (518 if "dinov2" in name else 224)
 
 
 def test_bootstrap_without_classifier_has_none():
@@ -489,6 +529,12 @@ def test_bootstrap_without_classifier_has_none():
     [
         (lambda: timm.create_model("resnet18"), "at least 3 blocks, got ResNet with 0"),
         (lambda: vit(qk_norm=True), "plain timm ViT, got VisionTransformer with attn.k_norm"),
+        (lambda: vit(block_fn=ResPostBlock), "plain timm ViT, got VisionTransformer with ResPostBlock"),
+        (lambda: vit(reg_tokens=4), "got register tokens, which a SparseFormer v2 does not have"),
+        (lambda: vit(final_norm=False), "one LayerNorm after its blocks, got 0"),
+        (lambda: vit(norm_layer=timm.layers.RmsNorm), "LayerNorm and Mlp, got VisionTransformer with RmsNorm and Mlp"),
+        (lambda: vit(mlp_layer=timm.layers.GluMlp), "LayerNorm and Mlp, got VisionTransformer with LayerNorm and Glu"),
+        (lambda: timm.create_model("deit_tiny_distilled_patch16_224"), "got a distillation token"),
         (lambda: vit(act_layer=nn.ReLU), "GELU or QuickGELU"),
         (lambda: vit(global_pool="map"), "class token or mean pooling"),
     ],
@@ -501,6 +547,21 @@ def test_bootstrap_of_unsupported_models_is_an_error(make, message):
 def test_bootstrap_rejects_options_of_the_vit():
     with pytest.raises(ValueError, match="depth, num_classes come from the ViT"):
         bootstrap(vit(), num_classes=3, depth=2)
+
+
+def test_bootstrapped_model_is_loaded_from_its_file_alone(tmp_path):
+    source = vit(img_size=64, pretrained_cfg_overlay={"mean": (0.1, 0.2, 0.3)})
+    model = bootstrap(source, num_tokens=5, points=9).eval()
+    saccade.save_checkpoint(model, tmp_path / "model.safetensors")
+    opened = saccade.load(tmp_path / "model.safetensors")
+    inputs = images(2, 3, 64, 64)
+    torch.testing.assert_close(opened(inputs), model(inputs))
+    assert opened.card == model.card
+    assert (opened.card.num_classes, opened.card.preprocess.size) == (9, 64)
+    assert opened.card.preprocess.mean == (0.1, 0.2, 0.3)
+    opened.reset_classifier(3)
+    saccade.save_checkpoint(opened, tmp_path / "three.safetensors")
+    assert saccade.load(tmp_path / "three.safetensors").num_classes == 3
 
 
 def test_bootstrapped_model_round_trips_through_a_checkpoint(tmp_path):

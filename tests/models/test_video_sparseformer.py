@@ -296,7 +296,7 @@ def test_timm_configuration_has_the_clip_shape():
     assert timm.models.get_pretrained_cfg("video_sparseformer_tiny").input_size == (3, 32, 224, 224)
     with torch.device("meta"):
         assert saccade.create_model("video_sparseformer_tiny").pretrained_cfg["input_size"] == (3, 32, 224, 224)
-    with pytest.raises(RuntimeError, match="no pretrained weights"):
+    with pytest.raises(RuntimeError, match="expected published weights of video_sparseformer_nano, got none"):
         saccade.create_model("video_sparseformer_nano", pretrained=True)
 
 

@@ -446,7 +446,7 @@ def test_vt_modules_replace_a_stage_of_any_backbone(name, stage, side):
 @pytest.mark.shows("VT-82")
 def test_inserted_modules_are_those_of_a_vt_resnet():
     """ResNet-18 with VT modules, all projected, has the features of `vt_resnet18` with a last projector."""
-    vt = saccade.create_model("vt_resnet18", project_last=True, key_groups=1, drop_path_rate=0.0).eval()
+    vt = saccade.create_model("vt_resnet18", project_last=True, key_groups=1, output_stride=16).eval()
     resnet = insert(timm.create_model("resnet18"), depth=2).eval()
     state_dict = {key: value for key, value in vt.state_dict().items() if not key.startswith("head.")}
     assert resnet.load_state_dict(state_dict, strict=False).missing_keys == ["fc.weight", "fc.bias"]

@@ -235,6 +235,7 @@ def test_place_points_kernel_matches_reference(tokens, points, scale, dtype, mon
     deltas, offsets = randn(2, tokens, 4, dtype=dtype) * 2, randn(2, tokens, 2 * points, dtype=dtype)
     regions = torch.tensor([0.1, 0.2, 0.7, 0.9], device=DEVICE).repeat(2, tokens, 1) + 0.05 * randn(2, tokens, 4)
     deltas[0, 0, 2], deltas[0, 1, 3] = 50, -50  # beyond MAX_GROWTH
+    regions[0, 1] = regions[0, 1, [2, 1, 0, 3]]  # flipped
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     check(place_points, regions, deltas, offsets, randn(2 * points), scale, 1e-5, tolerance=tolerance)
 

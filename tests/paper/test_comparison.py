@@ -71,18 +71,25 @@ def test_svit_is_on_the_front_of_multiply_adds():
 
 @pytest.mark.shows("VT-75", "SVIT-58")
 def test_plot_marks_every_own_model(monkeypatch):
-    """Three panels; own models are named, and points of a family have its colour."""
+    """Three panels; own models are named, no name covers another, and points of a family have its colour."""
     from matplotlib.axes import Axes
 
-    named, scatter = [], []
-    annotate, draw = Axes.annotate, Axes.scatter
-    monkeypatch.setattr(
-        Axes, "annotate", lambda self, text, *a, **k: named.append(text) or annotate(self, text, *a, **k)
-    )
+    scatter = []
+    draw = Axes.scatter
     monkeypatch.setattr(Axes, "scatter", lambda self, *a, **k: scatter.append(k["color"]) or draw(self, *a, **k))
     figure = plot_trade_offs(comparison_rows(), ["svit", "vt"])
     assert len(figure.axes) == 3
+    named = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert named.count("SViT-S") == 3
     assert named.count("VT-R50") == 2  # without images per second
     assert "PaCa-Small" not in named
     assert scatter.count(COLOURS[0]) == 3 * 6 + 3  # SViT at 224 and 384 px, and the legend
+
+
+def test_names_in_the_plot_of_all_families_do_not_overlap():
+    figure = plot_trade_offs(comparison_rows(), ["paca", "sparseformer", "svit", "vt"])
+    own = {row["model"].removesuffix(" (ours)") for row in comparison_rows() if row["family"]}
+    for axes in figure.axes[:2]:
+        assert own <= {text.get_text().removesuffix(" 384") for text in axes.texts}
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])

@@ -58,6 +58,18 @@ def test_paca_segmenters_match_table_3(backbone, head, params, cost):
     check_madds(result.madds, cost)
 
 
+@pytest.mark.shows("PACA-54", "PACA-74")
+@pytest.mark.parametrize(
+    ("backbone", "params", "cost"),
+    [("pvt_v2_b1", "17.8", "34.2"), ("pvt_v2_b2", "29.1", "45.8"), ("pvt_v2_b3", "49.0", "62.4")],
+)
+def test_semantic_fpn_of_pvt_matches_table_3(backbone, params, cost):
+    """What the paper compares with its head: about the same multiply-adds, 1 to 6 M more parameters."""
+    result = count(build(backbone, "fpn", 150), 512)
+    check_params(result.params, params)
+    check_madds(result.madds, cost)
+
+
 @pytest.mark.shows("PACA-65")
 @pytest.mark.parametrize(("clusters", "where", "params", "cost"), ALLOCATIONS)
 def test_clusters_in_every_stage_match_table_4(clusters, where, params, cost):

@@ -102,3 +102,18 @@ def test_two_printed_costs_do_not_agree():
     absolute = count("svit_small", **(PLAIN | dict(stem="conv", projection=1024, position="ape")))
     assert not agrees(absolute.params / 1e6, "24.2", 0.01)
     assert agrees((absolute.params - 1024 * 513 - 1024 * 2 - 512 * 1000) / 1e6, "24.4", 0.01)
+
+
+@pytest.mark.shows("SVIT-27")
+def test_difference_from_the_authors_code_is_explained():
+    """fvcore counts 4,366,546,504 for the authors' SViT-S (printed: 4.37 G); what it adds to layers and products.
+
+    Five per normalised value of a LayerNorm, two of a BatchNorm, the authors' fold and unfold (convolutions with nine
+    one-hot 3x3 kernels on the 7 x 7 grid: three per channel and one per block), one per averaged value.
+    """
+    layer_norms = 5 * PER_PIXEL
+    merges = 128 * 28**2 + 320 * 14**2 + 512 * 7**2
+    batch_norms = 2 * (PER_PIXEL + 2 * 32 * 112**2 + 2 * 64 * 56**2 + merges + 1024 * 7**2)
+    folds = sum(depth * (3 * dim + 1) * 81 * 7**2 for dim, depth in zip(DIMS[:2], DEPTHS[:2], strict=True))
+    means = SUPER_TOKEN_PIXELS + 1024 * 7**2
+    assert count("svit_small").madds + layer_norms + batch_norms + folds + means == 4_366_546_504

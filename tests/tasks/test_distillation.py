@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -10,7 +11,7 @@ from torch import nn
 from saccade.engine.recipe import load_recipe
 from saccade.models.card import Card, Preprocess, preprocess_of, save_model
 from saccade.tasks.classification import build_classifier
-from saccade.tasks.distillation import Teacher, distillation_loss, load_teacher
+from saccade.tasks.distillation import Teacher, alignment_loss, distillation_loss, load_teacher
 from tests.tasks.test_classification import SMALL
 
 
@@ -52,6 +53,7 @@ def test_teacher_gets_images_in_its_own_normalisation():
     torch.testing.assert_close(model.inputs[0], (pixels - 0.5) / 0.5)
 
 
+@pytest.mark.shows("VT-57")
 def test_teacher_is_frozen_and_stays_in_evaluation_mode():
     teacher = Teacher(SpyModel(), 3, STUDENT).train()
     assert not teacher.model.training
@@ -130,3 +132,16 @@ def test_ensemble_averages_probabilities(tmp_path):
         assert not any(module.training for module in ensemble.teachers[0].model.modules())
     with pytest.raises(ValueError, match="as teacher, got 'x'"):
         load_teacher(f"{plain[0]},x", 3, student)
+
+
+def test_alignment_loss_is_the_cosine_distance():
+    student, teacher = torch.tensor([[1.0, 0.0], [3.0, 4.0]]), torch.tensor([[0.0, 2.0], [6.0, 8.0]])
+    assert float(alignment_loss(student, teacher)) == pytest.approx(0.5)
+
+
+def test_features_of_a_teacher_are_the_inputs_of_its_classifier():
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=32, depth=1, num_heads=2, num_classes=5)
+    model.card = Card("vit_tiny_patch16_224", 5, {}, [], Preprocess(32, STUDENT.mean, STUDENT.std))
+    teacher, images = Teacher(model, None, STUDENT), torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(model.head(teacher.features(images)), teacher(images))
+    assert not teacher.features(images).requires_grad

@@ -80,3 +80,11 @@ def test_segmenter_of_no_registered_backbone_is_refused():
     changed["backbone.unknown"] = torch.zeros(3)
     with pytest.raises(CheckpointError, match="no registered backbone has the tensors"):
         identify_segmenter(changed)
+
+
+def test_card_says_whether_a_model_is_multi_label(tmp_path):
+    model = saccade.create_model("vt_nano", num_classes=3)
+    card = Card("vt_nano", 3, {}, ["a", "b", "c"], Preprocess(64), multi_label=True)
+    save_model(model, tmp_path / "model.safetensors", card)
+    assert card_of(load(tmp_path / "model.safetensors")) == card
+    assert repr(card) == "Card(vt_nano: classification, 3 labels, 64 px)"

@@ -10,12 +10,13 @@ from PIL import Image
 
 import saccade
 from saccade.data.decode.image import read_image
+from saccade.data.decode.video import frames_every, write_video
 from saccade.data.synthetic.motions import MotionSet
 from saccade.data.synthetic.photos import photo_paths
 from saccade.data.transforms.batch import normalize
 from saccade.data.transforms.image import eval_transform
 from saccade.tasks.load import card_of
-from saccade.tasks.predict import PredictOptions, make_predictor, predict_stream
+from saccade.tasks.predict import PredictOptions, make_predictor, predict_logits, predict_stream
 from saccade.tasks.results import Unreadable
 
 
@@ -69,8 +70,8 @@ def test_paths_arrays_tensors_and_images_give_the_same_result(classifier, photos
 
 
 def test_batch_size_does_not_change_results(classifier, photos):
-    alone, together = (saccade.predict(classifier, photos, batch_size=size) for size in (1, 3))
-    for first, second in zip(alone, together, strict=True):
+    alone, batched = (saccade.predict(classifier, photos, batch_size=size) for size in (1, 3))
+    for first, second in zip(alone, batched, strict=True):
         np.testing.assert_allclose(first.probabilities, second.probabilities, atol=1e-5)
 
 
@@ -156,7 +157,7 @@ def test_clip_prediction_averages_views():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threshold": 0.3}, "threshold applies to detection, not to classification"),
+        ({"threshold": 0.3}, "threshold applies to detection and multi-label models, not to classification"),
         ({"window": 64}, "window applies to segmentation"),
         ({"views": (4, 3)}, "views applies to video models"),
     ],
@@ -195,7 +196,90 @@ def test_label_image_has_class_indices(segmenter, photos, tmp_path):
     assert np.array_equal(np.array(Image.open(tmp_path / files["labels"])), result.labels)
 
 
+@pytest.fixture(scope="module")
+def video(tmp_path_factory, photos):
+    """Twelve frames at 4 per second: the cat for a second, the rocket, the coffee."""
+    path = tmp_path_factory.mktemp("video") / "pets.mp4"
+    frames = [np.asarray(read_image(photo).resize((96, 64))) for photo in photos for _ in range(4)]
+    write_video(path, np.stack(frames), fps=4)
+    return path
+
+
+@pytest.mark.parametrize("model", ["classifier", "segmenter", "detector"])
+def test_image_model_reads_frames_of_a_video_file(model, video, request):
+    model = request.getfixturevalue(model)
+    results = saccade.predict(model, video)
+    assert [result.name for result in results] == ["pets-0.00s.mp4", "pets-1.00s.mp4", "pets-2.00s.mp4"]
+    frames = [image for _, image in frames_every(video, 1.0)]
+    for result, alone in zip(results, saccade.predict(model, frames), strict=True):
+        assert result.to_dict() | {"image": ""} == alone.to_dict() | {"image": ""}
+        assert np.array_equal(np.asarray(result.image), np.asarray(alone.image))
+
+
+def test_every_sets_the_interval_and_is_refused_for_video_models(classifier, video):
+    assert len(saccade.predict(classifier, [video, video], every=0.5)) == 12
+    model = saccade.create_model("video_sparseformer_nano", num_classes=4)
+    with pytest.raises(ValueError, match="every applies to image models"):
+        saccade.predict(model, video, every=0.5)
+
+
+def test_unreadable_video_says_why(classifier, photos, tmp_path):
+    (tmp_path / "noise.mp4").write_bytes(bytes(range(256)))
+    predictions = saccade.predict(classifier, [photos[0], tmp_path / "noise.mp4"])
+    assert len(predictions) == 1
+    assert "damaged, or not a video" in predictions.skipped[0].error
+
+
+def test_urls_are_read_like_files(classifier, photos, video):
+    for path in (photos[0], video):
+        local = saccade.predict(classifier, path)
+        remote = saccade.predict(classifier, path.as_uri())
+        assert [result.to_dict() for result in remote] == [result.to_dict() for result in local]
+
+
+def test_multi_label_model_has_a_probability_per_class(photos):
+    torch.manual_seed(0)
+    model = saccade.create_model("vt_nano", num_classes=4).eval()
+    model.card = card_of(model)._replace(multi_label=True, classes=["a", "b", "c", "d"])
+    with torch.no_grad():
+        model.head.fc.bias.copy_(torch.tensor([3.0, -3.0, 3.0, -1.0]))
+    plain, mirrored = saccade.predict(model, photos[0])[0], saccade.predict(model, photos[0], flip=True)[0]
+    logits = predict_logits(model, make_predictor(model).read(photos[0]).pixels[None], model.card.preprocess)
+    np.testing.assert_allclose(plain.probabilities, logits[0].detach().sigmoid().numpy(), atol=1e-5)
+    assert plain.labels == ["a", "c"]
+    assert plain.to_dict()["labels"] == ["a", "c"]
+    assert saccade.predict(model, photos[0], threshold=0.01)[0].labels == ["a", "b", "c", "d"]
+    image = read_image(photos[0]).transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    expected = (plain.probabilities + saccade.predict(model, image)[0].probabilities) / 2
+    np.testing.assert_allclose(mirrored.probabilities, expected, atol=1e-3)
+
+
+def test_clip_in_memory_is_drawn_by_its_middle_frame():
+    torch.manual_seed(0)
+    model = saccade.create_model("video_sparseformer_nano", num_classes=4).eval()
+    clip = np.stack([np.full((48, 64, 3), 20 * i, np.uint8) for i in range(9)])
+    result = saccade.predict(model, clip, size=64)[0]
+    assert np.asarray(result.image).mean() == 80
+    assert result._repr_png_()[:4] == b"\x89PNG"
+
+
+def test_saved_drawings_never_replace_each_other(classifier, tmp_path):
+    for name in ("a/cat.png", "b/cat.png", "cat-2.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (64, 64)).save(tmp_path / name)
+    paths = [tmp_path / name for name in ("a/cat.png", "b/cat.png", "cat-2.png")]
+    document = json.loads(saccade.predict(classifier, paths).save(tmp_path / "out").read_text())
+    assert len({row["overlay"] for row in document["predictions"]}) == 3
+
+
+def test_stream_takes_a_model_and_options(classifier, photos, tmp_path):
+    stream = saccade.predict_stream(classifier, iter([photos[0], tmp_path / "none.png"]), top=2)
+    result, missing = stream
+    assert result == saccade.predict(classifier, photos[0], top=2)[0]
+    assert isinstance(missing, saccade.Unreadable)
+
+
 def test_options_are_the_documented_ones():
     assert PredictOptions._fields == (
-        "size", "top", "embed", "views", "threshold", "window", "stride", "scales", "flip",
+        "size", "top", "embed", "views", "threshold", "window", "stride", "scales", "flip", "every",
     )  # fmt: skip

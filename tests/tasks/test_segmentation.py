@@ -13,6 +13,7 @@ from saccade.tasks.segmentation import (
     segmentation_metric,
 )
 from tests.heads.small_detectors import fill_zero_parameters, zero_gradients
+from tests.weights.folder import SHIPPED, weights_in
 
 SMALL = {  # head options for tests
     "vt_fpn": {"dim": 32, "branch_dim": 16, "token_dim": 64, "num_tokens": 4, "num_heads": 4},
@@ -236,5 +237,5 @@ def test_paca_backbones_have_200_clusters():
 
 def test_unknown_pretrained_segmenter_is_named():
     message = r"no weights paca_nano\+fpn\.camvid exist; of paca_nano: paca_nano\+paca\.camvid\."
-    with pytest.raises(ValueError, match=message):
+    with weights_in(SHIPPED), pytest.raises(ValueError, match=message):
         saccade.create_segmenter("paca_nano", "fpn", pretrained="camvid")

@@ -104,7 +104,7 @@ def test_flag_that_cannot_be_honoured_is_refused(capsys, checkpoint, tmp_path, m
 
 def test_wrong_usage_is_exit_code_2(capsys, checkpoint, tmp_path):
     assert run(capsys, "export", checkpoint)[0] == 2
-    assert run(capsys, "export", checkpoint, "--out", tmp_path / "a.onnx", "--dtype", "int8")[0] == 2
+    assert run(capsys, "export", checkpoint, "--out", tmp_path / "a.onnx", "--dtype", "int4")[0] == 2
 
 
 def test_predict_of_a_file_imports_no_torch(onnx_file, tmp_path):

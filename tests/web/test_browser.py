@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from saccade.data.synthetic.photos import photo_paths
-from saccade.web.inspection import default_token, token_at
+from saccade.explanation.inspection import default_token, token_at
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium: apt-get install chromium")
@@ -191,6 +191,8 @@ def test_results_come_below_the_input_on_a_phone(page):
     ]
     assert tops == sorted(tops)
     assert tops[2] < 844  # on the first screen
+    for title in ("Tokens", "Segmentation", "Detection", "Video"):  # none is hidden in a menu
+        sync_api.expect(page.get_by_role("tab", name=title)).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1")
 
 

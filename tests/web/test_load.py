@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("gradio", reason="the page needs the web extra: pip install 'saccade[web]'")
 import httpx
 
+from saccade.explanation.inspection import summarize
 from saccade.web.catalogue import Catalogue
-from saccade.web.inspection import summarize
 from saccade.web.service import MAX_CACHED, Service
 from tests.web.conftest import make_image
 from tests.weights.folder import SHIPPED, weights_in

@@ -19,7 +19,7 @@ import httpx
 
 import saccade
 from saccade.data.synthetic.photos import photo_paths
-from saccade.web.inspection import mosaic_image, summarize, summarize_token, token_at, token_image
+from saccade.explanation.inspection import mosaic_image, summarize, summarize_token, token_at, token_image
 from saccade.web.service import above
 
 
@@ -266,7 +266,7 @@ def test_documented_python_example_runs(server, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copy(photo_paths()["cat"], "photo.jpg")
     exec(code_block("python").replace("http://127.0.0.1:7860/", server.url), {})
-    assert "tokens for 240 pixels" in capsys.readouterr().out
+    assert "16 tokens for 256 pixels" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")

@@ -10,10 +10,10 @@ from PIL import Image
 
 import saccade
 from saccade.data.synthetic.photos import photo_paths
+from saccade.explanation.inspection import summarize
 from saccade.web import catalogue as catalogues
 from saccade.web import service as services
 from saccade.web.catalogue import Catalogue, list_entries
-from saccade.web.inspection import summarize
 from saccade.web.service import Service, above
 from saccade.web.uploads import BadUpload, Limits
 from tests.web.conftest import make_image

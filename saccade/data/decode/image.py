@@ -1,6 +1,7 @@
 """Encoded image -> 8-bit RGB, and encoded mask -> integers, for every file type that datasets use."""
 
 import io
+import os
 import warnings
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -99,6 +100,8 @@ def _decode(source: Any, name: str, convert: Any, max_side: int | None = None) -
     except FileNotFoundError as error:
         raise BadImage(name, "no such file") from error
     except UnidentifiedImageError as error:
+        if isinstance(source, (str, Path)) and not os.path.getsize(source):
+            raise BadImage(name, "the file is empty") from error
         raise BadImage(name, f"not a readable image. Expected one of {', '.join(FORMATS)}") from error
     except Exception as error:  # Pillow raises many types for damaged files: struct.error, zlib.error, KeyError, ...
         raise BadImage(name, " ".join(str(error).split()) or type(error).__name__) from error

@@ -14,7 +14,15 @@ from saccade._extras import printable
 from saccade.data.decode.files import list_files
 from saccade.data.decode.image import BadImage, read_image, to_rgb
 from saccade.data.decode.urls import Location, is_url, read_bytes
-from saccade.data.decode.video import Video, VideoFile, VideoFrames
+from saccade.data.decode.video import (
+    Video,
+    VideoFile,
+    VideoFrame,
+    VideoFrames,
+    is_video_file,
+    list_frames,
+    middle_frame,
+)
 
 ImageInput = str | os.PathLike | Image.Image | np.ndarray | Tensor
 VideoInput = str | os.PathLike | np.ndarray | Tensor | Video
@@ -40,27 +48,39 @@ class Input(NamedTuple):
         return read_image(content, self.name, max_side)
 
 
-def list_inputs(inputs: Any, videos: bool = False) -> list[Any]:
+def list_inputs(inputs: Any, videos: bool = False, every: float = 1.0) -> list[Any]:
     """One input or many as a list. Folders become their images (or videos), a batch its members.
 
-    Arrays and tensors with one axis more than an image (or clip) are batches.
+    Arrays and tensors with one axis more than an image (or clip) are batches. Where images are expected, a video file
+    becomes its frames at intervals of `every` seconds.
     """
     if isinstance(inputs, (np.ndarray, Tensor)):
         return list(inputs) if inputs.ndim == (5 if videos else 4) else [inputs]
     if isinstance(inputs, (str, os.PathLike)):
-        return [inputs] if not Path(inputs).is_dir() else list_files(Path(inputs), videos)
-    if isinstance(inputs, Image.Image) or hasattr(inputs, "frames") or not isinstance(inputs, Iterable):
-        return [inputs]  # a Pillow image, a `Video`, or what reading will refuse
+        return _list_path(inputs, videos, every)
+    # A Pillow image, a `Video`, an input that is listed already, or what reading will refuse.
+    if isinstance(inputs, (Image.Image, Input, VideoFrame)) or hasattr(inputs, "frames"):
+        return [inputs]
+    if not isinstance(inputs, Iterable):
+        return [inputs]
     listed: list[Any] = []
     for entry in inputs:
-        is_folder = isinstance(entry, (str, os.PathLike)) and Path(entry).is_dir()
-        listed += list_files(Path(entry), videos) if is_folder else [entry]
+        listed += _list_path(entry, videos, every) if isinstance(entry, (str, os.PathLike)) else [entry]
     return listed
+
+
+def _list_path(path: str | os.PathLike, videos: bool, every: float) -> list[Any]:
+    if not videos and is_video_file(path):
+        try:
+            return list_frames(path, every)
+        except (BadImage, OSError):
+            return [path]  # reading it says what is wrong
+    return list_files(Path(path), videos) if not is_url(path) and Path(path).is_dir() else [path]
 
 
 def input_name(source: Any) -> str:
     """File name of a path, "image" for anything else."""
-    if isinstance(source, Input):
+    if isinstance(source, (Input, VideoFrame)):
         return source.name
     return printable(Path(source).name) if isinstance(source, (str, os.PathLike)) else "image"
 
@@ -69,6 +89,10 @@ def read_input(source: ImageInput | Input, max_side: int | None = None) -> Image
     """The input as an 8-bit RGB image, with sides of at most `max_side`; a ValueError says what is wrong with it."""
     if isinstance(source, Input):
         return source.decode(max_side)
+    if isinstance(source, VideoFrame):
+        source = source.decode()
+    if is_video_file(source):
+        source = middle_frame(VideoFile(source))  # type: ignore[arg-type] # a path
     if isinstance(source, (str, os.PathLike)):
         return read_image(source if is_url(source) else Path(source), max_side=max_side)
     if isinstance(source, Tensor):

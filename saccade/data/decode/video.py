@@ -7,15 +7,16 @@ is well defined at a variable frame rate too.
 import os
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from PIL import Image
 
-from saccade._extras import require
+from saccade._extras import printable, require
 from saccade.data.decode.image import BadImage
+from saccade.data.decode.urls import is_url, open_file
 
 VIDEO_SUFFIXES = {
     ".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".wmv", ".flv", ".3gp", ".ts", ".gif",
@@ -29,6 +30,11 @@ DEMUXERS = (
 )  # fmt: skip
 OPEN_OPTIONS = {"format_whitelist": ",".join(DEMUXERS), "protocol_whitelist": "file"}
 MAX_PIXELS = 40_000_000  # per frame; 8K has 33 million
+
+
+def is_video_file(path: Any) -> bool:
+    """Whether a path or URL names a video; an animated GIF is read as an image where images are expected."""
+    return isinstance(path, (str, os.PathLike)) and Path(path).suffix.lower() in VIDEO_SUFFIXES - {".gif"}
 
 
 class BadVideo(BadImage):
@@ -74,7 +80,7 @@ class VideoFile:
     """
 
     def __init__(self, path: str | os.PathLike):
-        self.path = Path(path)
+        self.path = str(path) if is_url(path) else Path(path)
         with _open_stream(self.path) as (container, stream):
             timestamps = [packet.pts for packet in container.demux(stream) if packet.size]
             # Raw streams have no timestamps; then `frames` decodes from the start and counts.
@@ -116,8 +122,35 @@ class VideoFile:
         yield from [image] * len(pending)
 
 
+class VideoFrame(NamedTuple):
+    """One frame of a video file as an image; `decode` reads it."""
+
+    video: VideoFile
+    index: int
+
+    @property
+    def name(self) -> str:
+        """File name with the time of the frame: "clip-2.00s.mp4"."""
+        path = Path(printable(self.video.path))
+        return f"{path.stem}-{self.video.times[self.index]:.2f}s{path.suffix}"
+
+    def decode(self) -> Image.Image:
+        return next(self.video.frames([self.index]))
+
+
 def frames_every(path: str | os.PathLike, seconds: float) -> Iterator[tuple[float, Image.Image]]:
     """Time and image of a frame of a video file every `seconds`, from the first one on; one frame in memory."""
+    video, indices = _every(path, seconds)
+    yield from zip((video.times[index] for index in indices), video.frames(indices), strict=True)
+
+
+def list_frames(path: str | os.PathLike, seconds: float) -> list[VideoFrame]:
+    """The frames of `frames_every`, not decoded yet."""
+    video, indices = _every(path, seconds)
+    return [VideoFrame(video, index) for index in indices]
+
+
+def _every(path: str | os.PathLike, seconds: float) -> tuple[VideoFile, list[int]]:
     if not seconds > 0:
         raise ValueError(f"expected a positive number of seconds between frames, got {seconds}.")
     video = VideoFile(path)
@@ -126,7 +159,7 @@ def frames_every(path: str | os.PathLike, seconds: float) -> Iterator[tuple[floa
         if time >= due - 1e-6:
             indices.append(index)
             due = (int(time / seconds + 1e-6) + 1) * seconds
-    yield from zip((video.times[index] for index in indices), video.frames(indices), strict=True)
+    return video, indices
 
 
 def _to_image(frame: Any) -> Image.Image:
@@ -137,13 +170,14 @@ def _to_image(frame: Any) -> Image.Image:
 
 
 @contextmanager
-def _open_stream(path: Path) -> Iterator[tuple[Any, Any]]:
-    """The container and its first video stream; FFmpeg's errors become `BadVideo`."""
+def _open_stream(path: Path | str) -> Iterator[tuple[Any, Any]]:
+    """The container of a file or URL and its first video stream; FFmpeg's errors become `BadVideo`."""
     av = require("av", "train")
-    if not path.is_file():
+    if isinstance(path, Path) and not path.is_file():
         raise BadVideo(str(path), "no such file")
     try:
-        with av.open(str(path), options=OPEN_OPTIONS) as container:
+        opened: Any = nullcontext(str(path)) if isinstance(path, Path) else open_file(path)
+        with opened as file, av.open(file, options=OPEN_OPTIONS) as container:
             if not container.streams.video:
                 raise BadVideo(str(path), "the file has no video stream")
             stream = container.streams.video[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from saccade.data.open.images import find_splits, find_video_splits
+from saccade.data.open.images import find_splits, find_unlabelled_splits, find_video_splits
 from saccade.data.open.masks import find_mask_splits
 from saccade.data.open.objects import find_object_splits
 from saccade.data.open.splits import (
@@ -30,6 +30,7 @@ __all__ = [
     "find_mask_splits",
     "find_object_splits",
     "find_splits",
+    "find_unlabelled_splits",
     "find_video_splits",
     "limited",
     "open_split",
@@ -81,6 +82,8 @@ def check_source(source: Any, role: str) -> None:
     """Raise `DataError` for an empty dataset, or for labels or masks that cannot be used."""
     if not len(source):
         raise DataError(f"the {role} set is empty.")
+    if getattr(source, "unlabelled", False):
+        return
     if hasattr(source, "labels"):
         check_labels(source, role)
     elif not hasattr(source, "image_ids"):

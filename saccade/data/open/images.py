@@ -22,6 +22,7 @@ from saccade.data.sources.base import DataError
 from saccade.data.sources.folder import FolderSource
 from saccade.data.sources.shards import ShardSource
 from saccade.data.sources.table import TableSource, saved_dataset_files
+from saccade.data.sources.unlabelled import UnlabelledFolder, UnlabelledTable
 from saccade.data.sources.videos import VideoFolder, VideoList
 from saccade.data.synthetic.motions import MOTIONS, MotionSet
 from saccade.data.synthetic.scenes import Scenes
@@ -37,38 +38,50 @@ def find_splits(
     size: int = 64,
 ) -> dict[str, Opener]:
     """Labelled images. `scenes` (number of training images) and `size` are for the embedded dataset."""
+    table = partial(TableSource, image_column=image_column, label_column=label_column)
+    return _find(path, table, FolderSource, scenes, size)
+
+
+def find_unlabelled_splits(
+    path: str | Path, image_column: str | None = None, scenes: int = 2048, size: int = 64
+) -> dict[str, Opener]:
+    """Images without labels; those of labelled data are not read. Folders may have any sub-folders."""
+    return _find(path, partial(UnlabelledTable, image_column=image_column), UnlabelledFolder, scenes, size)
+
+
+def _find(path: str | Path, table: Opener, folder: Opener, scenes: int, size: int) -> dict[str, Opener]:
+    """Splits at a path; `table` opens a list of Parquet or Arrow files, `folder` a folder of images."""
     if str(path) == EMBEDDED_IMAGES:
         return embedded_splits(Scenes, scenes, max(10, scenes // 4), size)
-    columns = {"image_column": image_column, "label_column": label_column}
     path = Path(path)
     if any(character in str(path) for character in "*?[") and not path.exists():
-        return _find_in_files(sorted(glob.glob(str(path), recursive=True)), columns, str(path))
+        return _find_in_files(sorted(glob.glob(str(path), recursive=True)), table, str(path))
     check_exists(path, "a folder, a Parquet file, tar shards, a glob", EMBEDDED_IMAGES)
     if path.is_file():
-        return _find_in_files([str(path)], columns, str(path))
-    return _find_in_folder(path, columns)
+        return _find_in_files([str(path)], table, str(path))
+    return _find_in_folder(path, table, folder)
 
 
-def _find_in_folder(path: Path, columns: dict[str, Any]) -> dict[str, Opener]:
+def _find_in_folder(path: Path, table: Opener, folder: Opener) -> dict[str, Opener]:
     if (path / "dataset_dict.json").is_file():  # DatasetDict.save_to_disk
         names = json.loads((path / "dataset_dict.json").read_text())["splits"]
-        return {name: partial(TableSource, saved_dataset_files(path / name), **columns) for name in names}
+        return {name: partial(table, saved_dataset_files(path / name)) for name in names}
     if (path / "state.json").is_file():  # Dataset.save_to_disk
-        return {"all": partial(TableSource, saved_dataset_files(path), **columns)}
+        return {"all": partial(table, saved_dataset_files(path))}
     if files := files_matching(path, "*.parquet", "*.tar"):
-        return _find_in_files(files, columns, str(path))
+        return _find_in_files(files, table, str(path))
     folders = [entry.name for entry in os.scandir(path) if entry.is_dir() and entry.name in TRAIN_NAMES + EVAL_NAMES]
     if any(name in TRAIN_NAMES for name in folders):
         ordered = sorted(folders, key=(TRAIN_NAMES + EVAL_NAMES).index)
-        return {name: next(iter(_find_in_folder(path / name, columns).values())) for name in ordered}
-    return {"all": partial(FolderSource, path)}
+        return {name: next(iter(_find_in_folder(path / name, table, folder).values())) for name in ordered}
+    return {"all": partial(folder, path)}
 
 
-def _find_in_files(files: list[str], columns: dict[str, Any], location: str) -> dict[str, Opener]:
+def _find_in_files(files: list[str], table: Opener, location: str) -> dict[str, Opener]:
     groups = group_files(files, location)
     if files[0].endswith(".tar"):
         return {split: partial(ShardSource, members) for split, members in groups.items()}
-    return {split: partial(TableSource, members, **columns) for split, members in groups.items()}
+    return {split: partial(table, members) for split, members in groups.items()}
 
 
 def find_video_splits(

@@ -57,6 +57,41 @@ _THING_IDS = [coco_id for coco_id in range(1, 91) if coco_id not in _UNUSED]
 COCO_IDS = {coco_id - 1: i for i, coco_id in enumerate([*_THING_IDS, *range(92, 183)])}
 COCO_STUFF_IDS = {coco_id: i for i, coco_id in enumerate(range(92, 183))}
 
+# COCO's panoptic task merges 43 of the 91 stuff classes into 17, keeps 36 and leaves 12 unlabelled. Panoptic FPN, the
+# baseline of VT-FPN, segments these 53 and one class for all things.
+COCO_MERGED = {
+    "tree-merged": _names("branch, tree, bush, leaves"),
+    "fence-merged": _names("cage, fence, railing"),
+    "ceiling-merged": _names("ceiling-tile, ceiling-other"),
+    "sky-other-merged": _names("clouds, sky-other, fog"),
+    "cabinet-merged": _names("cupboard, cabinet"),
+    "table-merged": _names("desk-stuff, table"),
+    "floor-other-merged": _names("floor-marble, floor-other, floor-tile"),
+    "pavement-merged": _names("floor-stone, pavement"),
+    "mountain-merged": _names("hill, mountain"),
+    "grass-merged": _names("moss, grass, straw"),
+    "dirt-merged": _names("mud, dirt"),
+    "paper-merged": _names("napkin, paper"),
+    "food-other-merged": _names("salad, vegetable, food-other"),
+    "building-other-merged": _names("skyscraper, building-other"),
+    "rock-merged": _names("stone, rock"),
+    "wall-other-merged": _names("wall-concrete, wall-other, wall-panel"),
+    "rug-merged": _names("mat, rug, carpet"),
+}
+COCO_UNMERGED = _names(
+    """cloth, clothes, furniture-other, ground-other, metal, plant-other, plastic, solid-other, structural-other,
+    textile-other, waterdrops, wood"""
+)  # unlabelled in the panoptic task
+_MERGED_NAME = {name: merged for merged, names in COCO_MERGED.items() for name in names}
+_PLAIN = [name for name in COCO_STUFF if name not in _MERGED_NAME and name not in COCO_UNMERGED]
+COCO_PANOPTIC_STUFF = ["things", *_PLAIN, *COCO_MERGED]  # in the order of the panoptic ids
+# From the values of stuffthingmaps to these 54 classes.
+COCO_PANOPTIC_IDS = dict.fromkeys((coco_id - 1 for coco_id in _THING_IDS), 0) | {
+    91 + i: COCO_PANOPTIC_STUFF.index(_MERGED_NAME.get(name, name))
+    for i, name in enumerate(COCO_STUFF)
+    if name not in COCO_UNMERGED
+}
+
 
 def flipped_classes(classes: list[str]) -> list[int]:
     """For each class, its index after a horizontal flip: "left-arm" becomes "right-arm", others stay."""

@@ -16,6 +16,8 @@ from saccade.data.sources.class_names import (
     CITYSCAPES,
     CITYSCAPES_LABEL_IDS,
     COCO_IDS,
+    COCO_PANOPTIC_IDS,
+    COCO_PANOPTIC_STUFF,
     COCO_STUFF,
     COCO_STUFF_IDS,
     COCO_THINGS,
@@ -70,6 +72,10 @@ LAYOUTS: dict[str, Layout] = {
     "coco_stuff_things": Layout(
         "images/{split}", "annotations/{split}", _SPLITS_2017, COCO_THINGS + COCO_STUFF, mapping=COCO_IDS
     ),
+    "coco_stuff_merged": Layout(
+        "images/{split}", "annotations/{split}", _SPLITS_2017, COCO_PANOPTIC_STUFF, mapping=COCO_PANOPTIC_IDS
+    ),  # the same files with the 54 classes of panoptic FPN; only on request
+    "coco_panoptic_stuff": Layout("{split}", "panoptic_stuff_{split}", _SPLITS_2017, COCO_PANOPTIC_STUFF),
     "lip": Layout("{split}_images", "{split}_segmentations", _SPLITS, LIP),
     "lip_archives": Layout(
         "TrainVal_images/{split}_images", "TrainVal_parsing_annotations/{split}_segmentations", _SPLITS, LIP

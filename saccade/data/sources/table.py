@@ -18,6 +18,7 @@ from PIL import Image
 from saccade._extras import require
 from saccade.data.decode.image import BadImage, read_image
 from saccade.data.sources.base import DataError, index_labels, numbered_classes
+from saccade.weights.download import home
 
 MAX_IN_MEMORY = 4 * 2**30  # Parquet files of up to this total size (compressed) are read into memory
 COLUMN_NAMES = {
@@ -209,7 +210,7 @@ def _convert_to_arrow(files: list[str], column: str) -> Path:
     pa, pq = require("pyarrow", "train"), require("pyarrow.parquet", "train")
 
     key = json.dumps([[os.path.abspath(f), os.path.getsize(f), os.path.getmtime(f)] for f in files] + [column])
-    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "saccade"
+    root = home() / "arrow"
     target = root / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.arrow"
     if target.exists():
         return target

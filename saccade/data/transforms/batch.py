@@ -6,7 +6,7 @@ map and sampled once. The operations are those of RandAugment (arXiv 1909.13719)
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -145,9 +145,14 @@ def sample_bilinear(pixels: Tensor, grid: Tensor) -> Tensor:
     return F.grid_sample(pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-def normalize(pixels: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
-    """(pixels - mean) / std per channel, for images (..., 3, H, W) or clips (B, 3, T, H, W) in [0, 1]."""
+def normalize(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(pixels - mean) / std per channel, for images (..., 3, H, W) or clips (B, 3, T, H, W) in [0, 1].
+
+    With one mean the colour channels are averaged first, for models with one input channel.
+    """
     axis = -3 if pixels.ndim <= 4 else -4
+    if len(mean) == 1:
+        pixels = pixels.mean(axis, keepdim=True)
     channels = zip(pixels.unbind(axis), mean, std, strict=True)
     return torch.stack([(channel - offset) / scale for channel, offset, scale in channels], axis)
 

@@ -20,7 +20,7 @@ from saccade.inference.compile import compile_options
 from saccade.models.card import Card, preprocess_of
 from saccade.models.registry import embedded_tag
 from saccade.tasks.classification import accuracy_metrics, build_classifier
-from saccade.tasks.distillation import distillation_loss, load_teacher
+from saccade.tasks.distillation import Teacher, TeacherEnsemble, distillation_loss, load_teacher
 from saccade.tasks.losses import class_loss
 
 
@@ -34,11 +34,9 @@ class ClassificationModule(TrainingModule):
     def __init__(self, *args: Any):
         super().__init__(*args)
         recipe, preprocess = self.recipe, self.preprocess
-        num_classes, augment, distill = len(self.sources.classes), recipe.augment, recipe.distill
-        teacher = None
-        if distill.teacher:
-            teacher = load_teacher(distill.teacher, num_classes, preprocess, distill.image_size, **distill.kwargs)
-        self._unregistered = {"teacher": teacher}  # a dict, so that Lightning neither saves nor counts its parameters
+        num_classes, augment = len(self.sources.classes), recipe.augment
+        # A dict, so that Lightning neither saves nor counts its parameters
+        self._unregistered = {"teacher": self.load_teacher()}
         self.weight = self.class_weights(
             lambda: torch.from_numpy(self.sources.train.labels).bincount(minlength=num_classes)
         )
@@ -59,8 +57,16 @@ class ClassificationModule(TrainingModule):
                 num_classes=num_classes,
             )
 
+    def load_teacher(self) -> Teacher | TeacherEnsemble | None:
+        """Return the teacher of the recipe, whose classes are those of the data."""
+        distill = self.recipe.distill
+        if not distill.teacher:
+            return None
+        options = (self.preprocess, distill.image_size)
+        return load_teacher(distill.teacher, len(self.sources.classes), *options, **distill.kwargs)
+
     @property
-    def teacher(self) -> nn.Module | None:
+    def teacher(self) -> Teacher | TeacherEnsemble | None:
         return self._unregistered["teacher"]
 
     @classmethod

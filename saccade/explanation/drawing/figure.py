@@ -2,12 +2,13 @@
 
 import io
 import os
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+
+from saccade._files import write_file
 
 INK, SOFT, PAPER = (26, 32, 40), (96, 104, 116), (255, 255, 255)
 GAP, MARGIN = 14, 26
@@ -43,8 +44,8 @@ class Figure(NamedTuple):
         for number, frames in enumerate(animations):
             for kind in ("GIF", "WEBP"):
                 name = f"{Path(path).stem}{f'-{number + 1}' if number else ''}.{kind.lower()}"
-                write_atomic(Path(path).with_name(name), encode_animation(frames, kind))
-        return write_atomic(path, self._repr_png_())
+                write_file(Path(path).with_name(name), encode_animation(frames, kind))
+        return write_file(path, self._repr_png_())
 
     def _repr_png_(self) -> bytes:  # Jupyter displays it
         return encode_image(np.array(self.image()), "PNG")
@@ -106,27 +107,6 @@ def encode_animation(frames: np.ndarray, kind: str = "WEBP", duration: int = 150
     first, *following = (Image.fromarray(frame) for frame in frames)
     first.save(buffer, kind, save_all=True, append_images=following, duration=duration, loop=0)
     return buffer.getvalue()
-
-
-def write_atomic(path: str | os.PathLike, content: bytes | str) -> Path:
-    """Write a file through a temporary one, so that it is never left half-written."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    return path
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont:

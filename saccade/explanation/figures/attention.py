@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade.data.transforms.batch import normalize
 from saccade.explanation.drawing.figure import Figure, Panel
 from saccade.explanation.drawing.overlay import draw_boxes, rescale, tint
 from saccade.explanation.figures.svit import GREEN, RED, effective_attention
 from saccade.explanation.hooks.attention import record_attention
-from saccade.explanation.images import View, normalize_images
+from saccade.explanation.images import View
 from saccade.explanation.observe import Step, eval_mode
 from saccade.models.card import preprocess_of
 
@@ -57,7 +58,7 @@ def baseline_attention(model: nn.Module | str, image: Tensor, anchor: tuple[floa
     module: Any = timm.create_model(model, pretrained=True) if isinstance(model, str) else model
     own, side = preprocess_of(module), _input_side(module)
     images = F.interpolate(image[None], (side, side), mode="bicubic", antialias=True).clamp(0, 1)
-    images = normalize_images(images, own.mean, own.std).to(next(module.parameters()))
+    images = normalize(images, own.mean, own.std).to(next(module.parameters()))
     with eval_mode(module), _fused_attention(module), record_attention(module) as calls:
         module(images)
     if not calls or not hasattr(module, "patch_embed"):

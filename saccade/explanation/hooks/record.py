@@ -7,9 +7,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, cast
 
 import torch
-from torch import nn
+from timm.layers import PatchEmbed
+from torch import Tensor, nn
 
-from saccade.tokens.trace import Trace
+from saccade.tokens.trace import AssignmentTrace, Trace
 
 
 class Grouping(Protocol):
@@ -26,19 +27,36 @@ def block_name(module_name: str) -> str:
 
 
 def grouping_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Modules of `model` with a `trace` method, by name; ValueError if there are none."""
+    """Modules of `model` with a `trace` method, by name; ValueError if there are none.
+
+    Of timm's ViTs and Swins, which are baselines, the patch embedding: their tokens are patches.
+    """
     modules = [(name, module) for name, module in model.named_modules() if hasattr(module, "trace")]
+    if not modules:
+        modules = [(name, module) for name, module in model.named_modules() if isinstance(module, PatchEmbed)]
     if not modules:
         raise ValueError(
             f"expected a model that groups pixels into tokens, got {type(model).__name__}. "
-            "Use a saccade model (saccade.list_models()) or one that contains it; exported models have no hooks."
+            "Use a saccade model (saccade.list_models()) or one that contains it, or a ViT or Swin of timm; exported "
+            "models have no hooks."
         )
     return modules
 
 
 def trace_call(module: nn.Module, inputs: tuple, output: Any) -> Trace:
     """Trace of one call of a grouping module."""
+    if isinstance(module, PatchEmbed):
+        return patch_trace(module, inputs[0], output)
     return cast(Grouping, module).trace(inputs, output)  # nn.Module types every unknown attribute as Tensor | Module
+
+
+def patch_trace(module: PatchEmbed, images: Tensor, output: Tensor) -> AssignmentTrace:
+    """Patches as tokens: each is one cell of the grid. `output` is (B, M, D) or (B, rows, columns, D)."""
+    size = module.dynamic_feat_size((images.shape[2], images.shape[3]))
+    cells = torch.eye(size[0] * size[1], dtype=output.dtype, device=output.device)
+    if output.shape[1:-1] not in ((len(cells),), size):
+        raise ValueError(f"expected patches (B, {len(cells)}, D) as tokens, got {tuple(output.shape)}.")
+    return AssignmentTrace(cells.expand(len(output), -1, -1), size, tokens=output.flatten(1, -2))
 
 
 def is_recomputation() -> bool:
@@ -53,6 +71,13 @@ def record(model: nn.Module) -> Iterator[list[Trace]]:
     Traces keep their autograd graph; use `torch.no_grad()` if you need no gradients. A module that runs several times
     is recorded each time, with `step` counting from 0. Compiled models run eagerly inside the context. Exported and
     scripted models cannot be recorded: they have no modules to hook.
+
+    Example:
+        >>> model = saccade.create_model("svit_nano")
+        >>> with saccade.record(model) as traces:
+        ...     logits = model(torch.rand(1, 3, 64, 64))
+        >>> traces[0].name
+        'stages.0.blocks.0'
     """
     traces: list[Trace] = []
     calls: Counter[str] = Counter()

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from saccade._files import write_file
 from saccade.explanation.drawing.density import BANDWIDTH
-from saccade.explanation.drawing.figure import write_atomic
 from saccade.explanation.figures.mosaic import strongest_tokens
 from saccade.explanation.images import View, input_size
 from saccade.explanation.observe import Observation, Step, eval_mode, observe
@@ -56,9 +56,9 @@ class Scores:
         from saccade.reports.charts import to_png
 
         out = Path(out)
-        write_atomic(out / "scores.json", json.dumps(self.summary(), indent=1))
-        write_atomic(out / "scores.png", to_png(chart(self)))
-        return write_atomic(out / "scores.html", page(self))
+        write_file(out / "scores.json", json.dumps(self.summary(), indent=1))
+        write_file(out / "scores.png", to_png(chart(self)))
+        return write_file(out / "scores.html", page(self))
 
 
 def score(
@@ -73,8 +73,12 @@ def score(
     out: str | os.PathLike | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Scores:
-    """Score a model's tokens on images with masks or objects (`open_ground_truth`); at most `limit`, None for all."""
+    """Score a model's tokens on images with masks or objects (`open_ground_truth`); at most `limit`, None for all.
+
+    The tokens of timm's ViTs and Swins, as baselines, are their patches.
+    """
     subject = load_subject(model, device=device, seed=seed, options=options)
+    subject.check_size(size)
     table = _Table()
     skipped: dict[str, str] = {}
     count = 0
@@ -140,7 +144,7 @@ class _Table:
 
 
 def _score_image(subject: Subject, sample: Sample, size: int, table: _Table, rng: np.random.Generator) -> None:
-    view, mask, boxes = _aligned_view(sample, size)
+    view, mask, boxes = _aligned_view(sample, size, subject.fixed)
     observation = observe(subject.model, view, subject.mean, subject.std)
     for step in observation.main:
         at_full_size = not isinstance(step.trace, RegionTrace) and step.count <= MAX_FULL_MAPS
@@ -167,12 +171,15 @@ def _score_image(subject: Subject, sample: Sample, size: int, table: _Table, rng
         _add_curves(subject, observation, importance[observation.steps[-1].index], table, rng)
 
 
-def _aligned_view(sample: Sample, size: int) -> tuple[View, np.ndarray | None, np.ndarray | None]:
-    """View, mask and boxes of the uncropped image; canvas, mask and boxes at most MAX_SIDE pixels long."""
+def _aligned_view(sample: Sample, size: int, square: bool = False) -> tuple[View, np.ndarray | None, np.ndarray | None]:
+    """View, mask and boxes of the uncropped image; canvas, mask and boxes at most MAX_SIDE pixels long.
+
+    The model's input has the aspect ratio of the image, or is stretched to a square.
+    """
     image = sample.image
     scale = min(1.0, MAX_SIDE / max(image.size))
     canvas = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
-    height, width = input_size(image.height, image.width, size)
+    height, width = (size, size) if square else input_size(image.height, image.width, size)
     pixels = torch.from_numpy(np.array(image.resize((width, height), Image.Resampling.BICUBIC)))
     mask = sample.mask
     if mask is not None and scale < 1:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from saccade.data.decode.image import BadImage
-from saccade.data.open.inputs import Inputs
+from saccade.data.open.inputs import Inputs, read_entries
 from saccade.data.sources.base import DataError
 
 
@@ -180,3 +180,35 @@ def test_gigantic_image_is_refused_before_decoding(tmp_path):
     (item,) = Inputs(tmp_path)
     with pytest.raises(BadImage, match="expected at most 120 megapixels, got 140"):
         item.decode()
+
+
+def test_entries_read_the_same_images_elsewhere(tmp_path):
+    """Entries are data, so that another process opens the images; rows of Parquet are read in one pass per file."""
+    write_images(tmp_path / "files", ["a.png", "b.png"])
+    write_tar(tmp_path / "shard.tar", {"x.png": encode(7), "x.cls": b"1", "y.png": encode(8)})
+    write_parquet(tmp_path / "table.parquet", [encode(i) for i in range(9)])
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1")
+    sources = [tmp_path / "files", tmp_path / "shard.tar", tmp_path / "table.parquet", tmp_path / "bad.parquet"]
+    inputs = Inputs(sources)
+    entries = list(inputs.entries())
+    assert [entry.id for entry in entries] == list(range(14))
+    items, read = list(inputs), list(read_entries(entries))
+    assert [(item.id, item.name) for item in read] == [(item.id, item.name) for item in items]
+    assert [red(item) for item in read[:-1]] == [0, 1, 7, 8, *range(9)] == [red(item) for item in items[:-1]]
+    with pytest.raises(BadImage, match="cannot read Parquet"):
+        read[-1].decode()
+    some = [entries[1], entries[6], entries[11]]
+    assert [red(item) for item in read_entries(some)] == [1, 2, 7]
+
+
+def test_damaged_row_group_is_an_error_of_its_rows(tmp_path):
+    path = write_parquet(tmp_path / "table.parquet", [encode(i) for i in range(12)])
+    content = bytearray(path.read_bytes())
+    start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    content[start : start + 64] = b"\xff" * 64
+    path.write_bytes(bytes(content))
+    items = list(Inputs(path))
+    assert [item.id for item in items] == list(range(12))
+    assert [item.id for item in items if isinstance(item.content, BadImage)] == [4, 5, 6, 7]
+    assert "row 4: cannot read Parquet" in str(items[4].content)
+    assert red(items[8]) == 8

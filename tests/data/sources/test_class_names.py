@@ -1,13 +1,19 @@
 """Class names and file ids of common segmentation datasets."""
 
+import pytest
+
 from saccade.data.sources.class_names import (
     ADE20K,
     CITYSCAPES,
     CITYSCAPES_LABEL_IDS,
     COCO_IDS,
+    COCO_MERGED,
+    COCO_PANOPTIC_IDS,
+    COCO_PANOPTIC_STUFF,
     COCO_STUFF,
     COCO_STUFF_IDS,
     COCO_THINGS,
+    COCO_UNMERGED,
     LIP,
     flipped_classes,
 )
@@ -30,6 +36,24 @@ def test_file_ids_map_to_the_right_classes():
     assert COCO_STUFF[COCO_STUFF_IDS[92]] == "banner"
     assert sorted(CITYSCAPES_LABEL_IDS.values()) == list(range(19))
     assert CITYSCAPES[CITYSCAPES_LABEL_IDS[26]] == "car"
+
+
+@pytest.mark.shows("VT-70")
+def test_stuff_classes_merge_into_53_and_things():
+    """Every stuff class is kept, merged once or unlabelled; ids 184 to 200 of the panoptic task are the merged ones."""
+    members = [name for names in COCO_MERGED.values() for name in names]
+    assert (len(COCO_MERGED), len(members), len(COCO_UNMERGED)) == (17, 43, 12)
+    assert len(set(members) | set(COCO_UNMERGED)) == 55
+    assert set(members) | set(COCO_UNMERGED) < set(COCO_STUFF)
+    assert len(COCO_PANOPTIC_STUFF) == 54
+    assert COCO_PANOPTIC_STUFF[:3] == ["things", "banner", "blanket"]
+    assert COCO_PANOPTIC_STUFF[36:38] == ["window-other", "tree-merged"]
+    assert COCO_PANOPTIC_STUFF[-1] == "rug-merged"
+    assert len(COCO_PANOPTIC_IDS) == 80 + 91 - 12
+    names = COCO_THINGS + COCO_STUFF
+    for value, index in COCO_PANOPTIC_IDS.items():
+        name, merged = names[COCO_IDS[value]], COCO_PANOPTIC_STUFF[index]
+        assert name in {"things": COCO_THINGS, **COCO_MERGED}.get(merged, [merged])
 
 
 def test_flipped_classes_exchange_left_and_right():

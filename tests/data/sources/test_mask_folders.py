@@ -50,6 +50,19 @@ def test_coco_stuff_maps_ids_with_and_without_things(tmp_path):
     np.testing.assert_array_equal(open_layout(things, "val").read_mask(0), [[0, 170, 255, 255]])  # id 12 is unused
 
 
+@pytest.mark.shows("VT-70")
+def test_coco_stuff_with_merged_classes_is_a_layout_on_request(tmp_path):
+    """Things, a merged and a plain class, an unlabelled one; detectron2's prepared masks have the indices already."""
+    files, prepared = tmp_path / "files", tmp_path / "prepared"
+    save_pair(files, "images/val2017/1.jpg", "annotations/val2017/1.png", [[0, 93, 91, 181, 255]], (1, 5))
+    assert len(find_layout(files).layout.classes) == 171
+    source = open_layout(files, "val", requested="coco_stuff_merged")
+    np.testing.assert_array_equal(source.read_mask(0), [[0, 37, 1, 255, 255]])  # person, branch, banner, wood
+    save_pair(prepared, "val2017/1.jpg", "panoptic_stuff_val2017/1.png", [[0, 53, 255]], (1, 3))
+    assert open_layout(prepared, "val").read_mask(0).tolist() == [[0, 53, 255]]
+    assert len(open_layout(prepared, "val").classes) == 54
+
+
 @pytest.mark.parametrize("prefix", ["", "TrainVal_"])
 def test_lip_stores_class_indices(tmp_path, prefix):
     images = "TrainVal_images/train_images" if prefix else "train_images"

@@ -52,13 +52,13 @@ def test_images_may_be_paths_relative_to_the_file(tmp_path):
 
 def test_large_parquet_files_are_converted_to_arrow_once(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "MAX_IN_MEMORY", 0)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("SACCADE_HOME", str(tmp_path / "cache"))
     path = write_parquet(tmp_path / "train.parquet", [0, 1, 0, 1, 1], ["a", "b"], [3, 4, 5, 6, 7])
     converted = []
     for _ in range(2):
         source = TableSource([path])
         assert [grey(source, i) for i in (4, 0, 2)] == [7, 3, 5]
-        (file,) = (tmp_path / "cache/saccade").iterdir()
+        (file,) = (tmp_path / "cache/arrow").iterdir()
         converted.append((file.name, file.stat().st_mtime_ns))
     assert converted[0] == converted[1]
 

@@ -133,7 +133,7 @@ def test_video_model_needs_video_task(tmp_path):
 
 
 def test_command_recognises_video_models():
-    from saccade.cli.train import is_video_model
+    from saccade.engine.resolve import is_video_model
 
     assert is_video_model("video_sparseformer_nano")
     assert not is_video_model("svit_nano")

@@ -1,12 +1,11 @@
 """Figure sheets and files."""
 
 import io
-import os
 
 import numpy as np
 from PIL import Image
 
-from saccade.explanation.drawing.figure import Figure, Panel, encode_animation, write_atomic
+from saccade.explanation.drawing.figure import Figure, Panel, encode_animation
 
 
 def test_sheet_contains_every_panel_and_colour():
@@ -23,14 +22,3 @@ def test_animation_has_every_frame():
     for kind in ("GIF", "WEBP"):
         with Image.open(io.BytesIO(encode_animation(frames, kind))) as animation:
             assert (animation.format, animation.n_frames) == (kind, 4)
-
-
-def test_write_atomic_replaces_the_file_and_leaves_no_temporary(tmp_path):
-    path = tmp_path / "folder" / "a.txt"
-    assert write_atomic(path, "first") == path
-    write_atomic(path, b"second")
-    assert path.read_text() == "second"
-    assert [entry.name for entry in path.parent.iterdir()] == ["a.txt"]
-    mask = os.umask(0)
-    os.umask(mask)
-    assert path.stat().st_mode & 0o777 == 0o666 & ~mask

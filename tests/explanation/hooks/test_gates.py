@@ -1,6 +1,7 @@
 """Gates: factors on single tokens."""
 
 import pytest
+import timm
 import torch
 
 import saccade
@@ -72,3 +73,21 @@ def test_gates_need_the_tokens_in_the_output():
         with gated(model, {0: torch.ones(1, 4)}):
             model(torch.rand(1, 3, 4, 4))
     assert all(not module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.shows("SVIT-57")
+@pytest.mark.parametrize("options", [dict(img_size=64), dict(dynamic_img_size=True)])
+def test_gates_of_a_timm_vit_scale_its_patches(options):
+    """A patch whose embedding is 0 is one whose pixels are 0 if the embedding has no bias."""
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=3, **options).eval()
+    model.patch_embed.proj.bias.data.zero_()
+    images, gates = torch.randn(1, 3, 64, 64), torch.ones(1, 16)
+    gates[0, 6] = 0  # second row, third column
+    black = images.clone()
+    black[:, :, 16:32, 32:48] = 0
+    with torch.no_grad():
+        with gated(model, {0: gates}):
+            output = model(images)
+        torch.testing.assert_close(output, model(black))
+        assert (output - model(images)).abs().max() > 1e-4

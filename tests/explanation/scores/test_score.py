@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 
@@ -88,3 +89,35 @@ def test_every_family_is_scored(name, folders):
     assert {row["method"] for row in scores.superpixels} == {"tokens", "SLIC", "average pooling"}
     assert all(0 <= row["accuracy"] <= 1 for row in scores.superpixels)
     assert all(0 <= row["redundancy"] <= 1 for row in scores.maps)
+
+
+@pytest.mark.shows("SVIT-57")
+@pytest.mark.parametrize(
+    ("name", "options", "segments"),
+    [
+        ("vit_tiny_patch16_224", dict(img_size=64, depth=1), 16),
+        ("vit_tiny_patch16_224", dict(dynamic_img_size=True, depth=1), 15),
+        ("deit_tiny_distilled_patch16_224", dict(img_size=64, depth=1), 16),
+        ("swin_tiny_patch4_window7_224", dict(img_size=56, depths=(1, 1), embed_dim=24, num_heads=(1, 2)), 196),
+    ],
+)
+def test_vits_of_timm_are_baselines_of_every_score(name, options, segments):
+    """Their tokens are patches: as superpixels a grid, disjoint maps of one cell each, gates that scale one patch."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=3, **options).eval()
+    image = Image.fromarray(np.full((64, 48, 3), 255, np.uint8))
+    sample = Sample("a", image, quarters(64, 48).astype(np.int32), np.array([[0.0, 0, 24, 32]]))
+    scores = score([sample], model, size=64 if "dynamic_img_size" in options else None)
+    tokens = next(row for row in scores.superpixels if row["method"] == "tokens")
+    assert tokens["step"] == "patch_embed"
+    assert tokens["segments"] == segments
+    assert tokens["accuracy"] > 0.7  # the truth has four parts
+    assert scores.maps[0]["redundancy"] == pytest.approx(0, abs=1e-6)
+    assert {row["method"] for row in scores.pointing} == {"all tokens", "important tokens"}
+    assert set(scores.curves) == {"deletion, tokens", "insertion, tokens", "deletion, random", "insertion, random"}
+
+
+def test_size_of_a_fixed_model_is_refused(folders):
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1)
+    with pytest.raises(ValueError, match="expected squares of 64 px for vit_tiny_patch16_224, got 96 px"):
+        score(folders, model, size=96)

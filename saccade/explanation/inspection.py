@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from saccade.data.transforms.batch import normalize
 from saccade.explanation.drawing.colours import token_colours
 from saccade.explanation.drawing.figure import Figure, Panel
 from saccade.explanation.drawing.overlay import blend, border_mask, draw_boxes, spotlight
 from saccade.explanation.figures.mosaic import paint_mosaic, strongest_tokens
 from saccade.explanation.image_explanation import resolve_target
-from saccade.explanation.images import normalize_images
 from saccade.explanation.observe import Observation, Step, eval_mode, observe
 from saccade.explanation.scores.importance import Score, gradient_importance, occlusion_importance
 from saccade.explanation.subject import Subject
@@ -92,7 +92,7 @@ def inspect_image(subject: Subject, image: Image.Image, name: str = "image") -> 
     seconds = time.perf_counter() - start
     target = resolve_target(subject, observation.output, None)
     device = next(subject.model.parameters()).device
-    inputs = normalize_images(view.image[None], subject.mean, subject.std).to(device)
+    inputs = normalize(view.image[None], subject.mean, subject.std).to(device)
     gradients: list[Tensor] = []
     if target.score is not None:
         try:

@@ -7,11 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.explanation.scores.importance import occlusion_importance
-from saccade.explanation.subject import load_subject
-from saccade.reports.page import part
-from saccade.web.catalogue import ModelEntry
-from saccade.web.inspection import (
+from saccade.explanation.inspection import (
     MARK,
     default_token,
     get_stage,
@@ -23,6 +19,10 @@ from saccade.web.inspection import (
     token_at,
     token_image,
 )
+from saccade.explanation.scores.importance import occlusion_importance
+from saccade.explanation.subject import load_subject
+from saccade.reports.page import part
+from saccade.web.catalogue import ModelEntry
 
 NANO = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
 
