@@ -85,6 +85,18 @@ def test_damaged_pickle_is_a_checkpoint_error(tmp_path, content):
         read_state_dict(torch_file(tmp_path / "a.pth", content))
 
 
+def test_checkpoint_cannot_claim_more_than_its_file(tmp_path):
+    """A size of 4 GB in the directory of a file of 2 kB was allocated and took 20 seconds."""
+    path = torch_file(tmp_path / "a.pth", b"\x80\x02}.")
+    data = bytearray(path.read_bytes())
+    entry = data.index(b"PK\x01\x02")  # the first entry of the directory
+    for sizes in ((4, 2**31), (2**31, 2**31)):
+        data[entry + 20 : entry + 28] = struct.pack("<II", *sizes)  # stored, original
+        path.write_bytes(bytes(data))
+        with pytest.raises(CheckpointError, match="entries are larger than the file"):
+            read_state_dict(path)
+
+
 def test_dict_that_contains_itself_is_refused():
     checkpoint: dict = {}
     checkpoint["model"] = checkpoint
