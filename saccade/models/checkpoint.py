@@ -207,10 +207,18 @@ def _check_torch_file(path: Path) -> None:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 if any(content.find(name) >= 0 for name in (b"cbuiltins\nbytearray\n", b"c__builtin__\nbytearray\n")):
                     raise CheckpointError(f"{path} contains byte arrays besides tensors. Save its state dict alone.")
-        if zipfile.is_zipfile(file):
+        file.seek(0)
+        if file.read(2) == b"PK":  # as torch.load decides
+            size = os.fstat(file.fileno()).st_size
             with zipfile.ZipFile(file) as archive:
-                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                    raise CheckpointError(f"expected an uncompressed torch file, got {path}. Save it with torch.save.")
+                entries = archive.infolist()
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+                raise CheckpointError(f"expected an uncompressed torch file, got {path}. Save it with torch.save.")
+            if (
+                any(entry.file_size != entry.compress_size for entry in entries)
+                or sum(entry.file_size for entry in entries) > size
+            ):
+                raise CheckpointError(f"{path} is damaged: its entries are larger than the file. Download it again.")
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Run mutated seeds through a target; count what is rejected, and record failures, peak memory and the slowest input."""
+"""Run mutated seeds through a target: count the rejected ones, record failures, peak memory and the slowest input."""
 
 import hashlib
 import mmap

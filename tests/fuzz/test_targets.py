@@ -16,6 +16,7 @@ from saccade.data.decode.video import BadVideo, VideoFile
 from saccade.data.sources.base import DataError
 from saccade.data.sources.coco import CocoSource, render_mask
 from saccade.data.sources.shards import ShardSource
+from saccade.data.sources.table import TableSource
 from saccade.engine.recipe import RecipeError, load_recipe
 from saccade.models.card import read_card
 from saccade.models.checkpoint import CheckpointError, read_state_dict, save_checkpoint, unwrap
@@ -84,6 +85,18 @@ def test_damaged_pickle_is_a_checkpoint_error(tmp_path, content):
         read_state_dict(torch_file(tmp_path / "a.pth", content))
 
 
+def test_checkpoint_cannot_claim_more_than_its_file(tmp_path):
+    """A size of 4 GB in the directory of a file of 2 kB was allocated and took 20 seconds."""
+    path = torch_file(tmp_path / "a.pth", b"\x80\x02}.")
+    data = bytearray(path.read_bytes())
+    entry = data.index(b"PK\x01\x02")  # the first entry of the directory
+    for sizes in ((4, 2**31), (2**31, 2**31)):
+        data[entry + 20 : entry + 28] = struct.pack("<II", *sizes)  # stored, original
+        path.write_bytes(bytes(data))
+        with pytest.raises(CheckpointError, match="entries are larger than the file"):
+            read_state_dict(path)
+
+
 def test_dict_that_contains_itself_is_refused():
     checkpoint: dict = {}
     checkpoint["model"] = checkpoint
@@ -120,7 +133,7 @@ def card_file(path: Path, **metadata: str) -> Path:
     ids=str,
 )
 def test_damaged_card_is_a_checkpoint_error(tmp_path, metadata):
-    with pytest.raises(CheckpointError, match="the card of .* is damaged"):
+    with pytest.raises(CheckpointError, match=r"the card of .* is damaged"):
         read_card(card_file(tmp_path / "a.safetensors", **metadata))
 
 
@@ -137,7 +150,7 @@ def test_damaged_card_is_a_checkpoint_error(tmp_path, metadata):
     ids=str,
 )
 def test_card_cannot_name_another_source(tmp_path, metadata):
-    with pytest.raises(CheckpointError, match="invalid (kwargs|model)"):
+    with pytest.raises(CheckpointError, match=r"invalid (kwargs|model)"):
         read_card(card_file(tmp_path / "a.safetensors", **metadata))
 
 
@@ -304,6 +317,20 @@ def test_shard_with_a_damaged_header_is_a_data_error(tmp_path):
     (tmp_path / "a.tar").write_bytes(bytes(seed))
     with pytest.raises(DataError):
         ShardSource([tmp_path / "a.tar"])
+
+
+def test_damaged_label_does_not_fill_the_memory(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    image = {"bytes": TARGETS["image"].seeds()[0], "path": None}
+    pq.write_table(pa.table({"image": [image], "label": [2**40]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="expected labels below 1000000"):
+        TableSource([tmp_path / "a.parquet"])
+    pq.write_table(pa.table({"image": [image], "label": [0]}), tmp_path / "a.parquet")
+    source = TableSource([tmp_path / "a.parquet"])
+    with pytest.raises(BadImage, match="the row has no image"):
+        source.read(1)  # a damaged file can have columns of different lengths
 
 
 # Recipes

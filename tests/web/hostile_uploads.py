@@ -1,6 +1,6 @@
 """Send hostile and valid uploads, mixed, to a server: `python -m tests.web.hostile_uploads --uploads 10000`.
 
-Valid images must be answered with their own result, hostile ones with a 4xx status. The server's memory after the run
+Valid images must return their own result, hostile ones a 4xx status. The server's memory after the run
 is compared with that after a tenth of it, and the files it leaves are listed. Prints one line of JSON; exit code 1 if
 memory grew by more than 2 %, a file remained outside the cache folder, or a result was wrong.
 """
@@ -75,6 +75,7 @@ def run(uploads: int, seed: int, folder: Path) -> dict:
                 return http.post("api/predict", params={"model": "svit_nano", "name": name}, content=content)
 
             expected = [post(image).json()["classes"] for image in images]
+            unexpected: list[str] = []
             counts = {"valid": 0, "hostile": 0, "rejected": 0, "reset": 0, "mixed_up": 0, "unexpected_status": 0}
 
             def send(job: tuple[int, bytes, str]) -> None:
@@ -86,6 +87,7 @@ def run(uploads: int, seed: int, folder: Path) -> dict:
                     return
                 if response.status_code not in ALLOWED:
                     counts["unexpected_status"] += 1
+                    unexpected.append(f"{response.status_code} {name!r} {content[:2000].hex()}")
                 if index >= 0:
                     counts["valid"] += 1
                     if response.status_code != 200 or response.json()["classes"] != expected[index]:
@@ -110,16 +112,17 @@ def run(uploads: int, seed: int, folder: Path) -> dict:
                 return result
 
             with ThreadPoolExecutor(CLIENTS) as pool:
-                list(pool.map(send, jobs(uploads // 10)))
-                warm = megabytes(process.pid)
-                list(pool.map(send, jobs(uploads - uploads // 10)))
-                final = megabytes(process.pid)
+                memory = []
+                for _ in range(10):
+                    list(pool.map(send, jobs(uploads // 10)))
+                    memory.append(round(megabytes(process.pid)))
+        warm, final = memory[0], memory[-1]
         service = re.compile(r"tmp/(saccade-[^/]+|gradio)(/|$)")
         files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
         outside = [name for name in files if not service.match(name) and not name.startswith("home/.cache")]
         left = [name for name in files if service.match(name) and "/photos/" not in name]
         return {
-            "uploads": uploads, **counts, "warm_megabytes": round(warm), "final_megabytes": round(final),
+            "uploads": uploads, **counts, "megabytes": memory, "unexpected": unexpected[:3],
             "growth": round(final / warm - 1, 4), "outside": outside, "left_in_cache": len(left),
         }  # fmt: skip
     finally:

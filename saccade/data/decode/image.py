@@ -128,9 +128,7 @@ def _check_content(image: Image.Image, size: int) -> None:
     if max(image.size) > MAX_SIDE:
         raise ValueError(f"expected sides of at most {MAX_SIDE} px, got {image.width} x {image.height}")
     if pixels > 16_000_000 and pixels > MAX_PIXELS_PER_BYTE * size:
-        raise ValueError(
-            f"expected the content of {pixels / 1e6:.0f} megapixels, got {size} bytes: the file is damaged"
-        )
+        raise ValueError(f"expected the content of {pixels / 1e6:.0f} megapixels, got {size} bytes: a damaged file")
 
 
 def _size_of(source: Any) -> int:
