@@ -59,7 +59,7 @@ class MetricsLog(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.resumed_rows = state_dict["rows"]
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # not earlier: fsdp2 loads checkpoints after setup
         steps = pl_module.clock.steps  # 0, or the step of the checkpoint
         self.rows = [row for row in read_rows(self.file) if row["step"] <= steps][: self.resumed_rows]
         metrics = [f"train_{name}" for name in pl_module.train_metrics]
