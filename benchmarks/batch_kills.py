@@ -38,11 +38,11 @@ def main() -> int:
     args = parser.parse_args()
     rng, records = random.Random(args.seed), []
     with tempfile.TemporaryDirectory() as folder, cluster(args.engine):
-        whole = Path(folder) / "whole"
+        undisturbed = Path(folder) / "undisturbed"
         finish(args, Path(folder) / "warm")  # Ray's worker processes start
         started = time.monotonic()
-        finish(args, whole)
-        duration, expected = time.monotonic() - started, read(whole)
+        finish(args, undisturbed)
+        duration, expected = time.monotonic() - started, read(undisturbed)
         print(f"undisturbed: {len(expected)} rows in {duration:.1f} s", flush=True)
         for number in range(args.kills):
             target = "worker" if args.engine == "ray" and number % 2 else "driver"
@@ -72,7 +72,7 @@ class cluster:
         if self.engine == "ray":
             import ray
 
-            os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise, and other load would starve the workers
+            os.environ.setdefault("RAY_worker_niceness", "0")  # the drivers' own: other load would starve the workers
             ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
             os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
 
@@ -123,14 +123,14 @@ def kill_once(args: argparse.Namespace, out: Path, target: str, delay: float, rn
 
 def ray_workers() -> list[int]:
     """Processes that run operators of Ray Data: descendants of this process, named after the operator."""
-    found = []
+    pids = []
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                 if (entry / "cmdline").read_bytes().startswith(OPERATORS):
-                    found.append(int(entry.name))
+                    pids.append(int(entry.name))
             except OSError:
                 continue
 
@@ -141,7 +141,7 @@ def ray_workers() -> list[int]:
             pid = parents.get(pid, 0)
         return False
 
-    return [pid for pid in found if is_ours(pid)]
+    return [pid for pid in pids if is_ours(pid)]
 
 
 def written(out: Path) -> int:

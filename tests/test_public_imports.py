@@ -32,6 +32,7 @@ INTERNAL = {
         ),
         "converts files: identifies models by their tensors, writes cards and metadata",
     ),
+    "saccade/cli/bench.py": (("saccade.benchmark.batch",), "measures batch prediction, which needs pyarrow"),
     "saccade/cli/eval.py": (("saccade.engine",), "the names of metrics, for its tables"),
     "saccade/cli/export.py": (
         ("saccade.inference.export_check", "saccade.tasks.load"),
@@ -39,7 +40,10 @@ INTERNAL = {
     ),
     "saccade/cli/models.py": (("saccade.models.paper",), "the published numbers"),
     "saccade/cli/pull.py": (("saccade.tasks.released",), "stores converted files without loading models"),
-    "saccade/cli/reproduce.py": (("saccade.reproduce",), "the command is the package"),
+    "saccade/cli/reproduce.py": (
+        ("saccade.engine.results", "saccade.reproduce"),
+        "the package of the command; the machine",
+    ),
     "saccade/cli/train.py": (("saccade.engine.results",), "the names of metrics, for its summary"),
     "saccade/web/catalogue.py": (
         ("saccade.models.card", "saccade.models.checkpoint", "saccade.tasks.load"),
@@ -50,13 +54,13 @@ INTERNAL = {
 
 def imported(code: str) -> list[tuple[str, str]]:
     """(module, name) of every import of saccade; name is empty for `import module`."""
-    found = []
+    imports = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found += [(node.module, alias.name) for alias in node.names]
+            imports += [(node.module, alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):
-            found += [(alias.name, "") for alias in node.names]
-    return [(module, name) for module, name in found if module.split(".")[0] == "saccade"]
+            imports += [(alias.name, "") for alias in node.names]
+    return [(module, name) for module, name in imports if module.split(".")[0] == "saccade"]
 
 
 def code_of(path: Path) -> str:

@@ -132,7 +132,7 @@ def run_batch(args: argparse.Namespace) -> int:
     import torch
 
     from saccade.cli import pick_device, print_json
-    from saccade.inference.batch import PART_ROWS, predict_batch
+    from saccade.inference import PART_ROWS, predict_batch
 
     if not args.out:
         raise ValueError("expected --out DIR with --format parquet.")
@@ -144,6 +144,7 @@ def run_batch(args: argparse.Namespace) -> int:
         ("csv", False, "Read the Parquet files."),
         ("embed", False, "Use --task embed."),
         ("views", (1, 1), "Videos need --format files."),
+        ("every", 1.0, "Videos need --format files."),
     ):
         if getattr(args, flag) != default:
             raise ValueError(f"--{flag} is for --format files. {advice}")

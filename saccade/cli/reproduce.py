@@ -12,7 +12,7 @@ EXAMPLE = """saccade reproduce --list
          saccade reproduce svit-cpe --data scenes --set epochs=2 --set trainer.precision=32-true --out runs/try
          saccade reproduce paca-clusters --data imagenet/"""
 FLAGS = ("out", "set", "device")  # of the shared ones
-DEFAULT_OUT = "runs/claims"
+DEFAULT_OUT, DEFAULT_SEEDS = "runs/claims", 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="the folders tiny-imagenet, cifar10 or camvid, or scenes; with released weights the folder of ImageNet",
     )
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs per arm (default: 3)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="runs per arm (default: 3)")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: 4 on a GPU, 1 on a CPU)")
     parser.add_argument(
         "--budget", type=float, metavar="MIN", help="stop, with checkpoints, before MIN minutes are over"
@@ -81,12 +81,13 @@ def reproduce(args: argparse.Namespace) -> int:
     say = (lambda line: None) if args.json else lambda line: print(line, file=sys.stderr, flush=True)
     if left_out := [claim.name for claim in selected if claim not in claims]:
         say(f"without their data set: {', '.join(left_out)}")
-    runs = plan_runs(claims, args.seeds, args.set, data)
+    seeds = args.seeds or DEFAULT_SEEDS
+    runs = plan_runs(claims, seeds, args.set, data)
     (out / "results").mkdir(parents=True, exist_ok=True)
     jobs = args.jobs or (4 if device.startswith("cuda") else 1)
     runner = Runner(out, data, device, jobs, args.budget, say)
     runner.execute(runs)
-    assessments = [assess(claim, out, args.seeds, args.set, data) for claim in claims]
+    assessments = [assess(claim, out, seeds, args.set, data) for claim in claims]
     remaining = sum(not (out / "results" / f"{run.key}.json").is_file() for run in runs)
     document = {
         "out": str(out),
@@ -130,7 +131,7 @@ def check_paths(data: dict[str, str]) -> None:
 def write_page(out: Path, assessments: list[dict[str, Any]], args: argparse.Namespace) -> list[Path]:
     """Write claims.md, its figure and claims.json into the folder of the runs."""
     from saccade._files import write_file, write_json
-    from saccade.reports.charts import to_png
+    from saccade.reports import to_png
     from saccade.reproduce.page import draw, markdown
     from saccade.reproduce.verdict import UNMEASURED
 
@@ -182,7 +183,7 @@ def list_claims(args: argparse.Namespace) -> int:
     out, released = Path(args.out or DEFAULT_OUT), load_released()
     names = [name for name in args.claims if name not in released]
     claims = select(names, load_claims()) if names or not args.claims else []
-    assessments = [assess(claim, out, args.seeds, args.set) for claim in claims]
+    assessments = [assess(claim, out, args.seeds or DEFAULT_SEEDS, args.set) for claim in claims]
     weights = [entry for name, entry in released.items() if not args.claims or name in args.claims]
     if args.json:
         print_json({"claims": assessments, "released": [entry._asdict() for entry in weights]})
@@ -215,9 +216,7 @@ def evaluate_weights(args: argparse.Namespace, claims: list[Any]) -> int:
     from saccade.engine.results import machine
     from saccade.reproduce.released import evaluate_released
 
-    refuse(args, "claims that train", "set", "budget", "jobs", "resume")
-    if args.seeds != 3:
-        raise ValueError("--seeds is for claims that train. Remove it.")
+    refuse(args, "claims that train", "set", "budget", "jobs", "resume", "seeds")
     if len(args.data) != 1:
         raise ValueError(f"{claims[0].name} needs one --data PATH of ImageNet, got {len(args.data)}.")
     device, documents = pick_device(args.device), []

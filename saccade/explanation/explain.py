@@ -134,6 +134,12 @@ def explain(
         options: keywords of the model, if it is created by name.
         out: folder to save to, as `Explanation.save`.
         on_progress: called with one line of text per image.
+
+    Example:
+        >>> photo = saccade.data.photo_paths()["coffee"]
+        >>> explanation = saccade.explain(photo, "svit_nano", importance=("gradient",))
+        >>> list(explanation.images[0].figures)[0]
+        'mosaic'
     """
     for name in unknown:
         hint = f" Use {RENAMED[name]}=." if name in RENAMED else ""

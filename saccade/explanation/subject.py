@@ -114,13 +114,15 @@ def load_subject(
     if detector is not None:
         transform: Any = detector.transform  # torchvision infers int for the tuple of sizes
         size, longest = transform.min_size[-1], transform.max_size
-    fixed = next((m.img_size for m in backbone.modules() if isinstance(m, PatchEmbed) and m.strict_img_size), None)
-    size = fixed[0] if fixed else size
+    strict = [m for m in backbone.modules() if isinstance(m, PatchEmbed) and m.strict_img_size]
+    if strict:
+        fixed: Any = strict[0].img_size  # (H, W)
+        size = fixed[0]
     clip = preprocess.frames, preprocess.stride
     crop = None if isinstance(module, (*DETECTORS, Segmenter)) else preprocess.crop_pct
     crops = crop, preprocess.interpolation
     subject = Subject(backbone, name, weights, trained, labels, size, mean, std, *clip, detector, longest, *crops)
-    return subject._replace(fixed=fixed is not None)
+    return subject._replace(fixed=bool(strict))
 
 
 def is_checkpoint(path: Path) -> bool:

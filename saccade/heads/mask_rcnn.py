@@ -21,7 +21,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import MultiScaleRoIAlign
 
 from saccade.heads.backbone import BackboneMethods
-from saccade.heads.mmdet import ExactAnchorGenerator, HalfPixelRoIAlign
+from saccade.heads.mmdet import ExactAnchorGenerator, HalfPixelRoIAlign, TwoSidedBoxCoder
 from saccade.heads.pyramid import NormLayer, Pyramid
 from saccade.heads.targets import DetectionTarget, check_targets
 
@@ -138,7 +138,7 @@ def region_stage(
 
     `box_head` is "mlp" (two linear layers) or "conv" (four convolutions and one linear layer). torchvision also
     predicts a box and a mask for the background: 4 x 1025 and 257 parameters more than mmdetection's heads.
-    `half_pixel` is mmdetection's RoIAlign.
+    `half_pixel` is mmdetection's RoIAlign, and its bounds of boxes.
     """
     pool = HalfPixelRoIAlign if half_pixel else partial(MultiScaleRoIAlign, sampling_ratio=2)
     box_pool = pool(ROI_LEVELS, output_size=7)
@@ -153,7 +153,7 @@ def region_stage(
             "mask_head": MaskRCNNHeads(width, [width] * 4, 1, mask_norm),
             "mask_predictor": Float32MaskPredictor(width, width, num_classes + 1),
         }
-    return RoIHeads(
+    stage = RoIHeads(
         box_pool,
         head,
         Float32BoxPredictor(BOX_HEAD_DIM, num_classes + 1),
@@ -167,6 +167,9 @@ def region_stage(
         box_detections_per_img,
         **mask_parts,
     )
+    if half_pixel:
+        stage.box_coder = TwoSidedBoxCoder(box_reg_weights)
+    return stage
 
 
 def proposal_network(
@@ -187,7 +190,7 @@ def proposal_network(
 ) -> RegionProposalNetwork:
     """Region proposal network on strides 4 to 64, with one or several anchor sizes per level.
 
-    Names are torchvision's, defaults the papers'. `exact_anchors` are mmdetection's.
+    Names are torchvision's, defaults the papers'. `exact_anchors` are mmdetection's, with its bounds of boxes.
     """
     sizes = [(size,) if isinstance(size, int) else tuple(size) for size in anchor_sizes]
     if len(sizes) != len(ROI_LEVELS) + 1 or len({len(level) for level in sizes}) != 1:
@@ -197,7 +200,7 @@ def proposal_network(
         )
     generator = ExactAnchorGenerator if exact_anchors else Float32AnchorGenerator
     anchors = generator(tuple(sizes), (tuple(aspect_ratios),) * len(sizes))
-    return RegionProposalNetwork(
+    network = RegionProposalNetwork(
         anchors,
         Float32RPNHead(width, len(sizes[0]) * len(aspect_ratios)),
         rpn_fg_iou_thresh,
@@ -209,6 +212,9 @@ def proposal_network(
         rpn_nms_thresh,
         rpn_score_thresh,
     )
+    if exact_anchors:
+        network.box_coder = TwoSidedBoxCoder(network.box_coder.weights)
+    return network
 
 
 def predict_boxes(

@@ -1,7 +1,8 @@
-"""Anchors and RoIAlign as mmdetection computes them, for its checkpoints; torchvision's differ by up to a pixel."""
+"""Anchors, RoIAlign and boxes as mmdetection computes them, for its checkpoints; torchvision's differ slightly."""
 
 import torch
 from torch import Tensor
+from torchvision.models.detection._utils import BoxCoder
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.ops import MultiScaleRoIAlign, roi_align
 from torchvision.ops._utils import convert_boxes_to_roi_format
@@ -35,6 +36,15 @@ class ExactAnchorGenerator(AnchorGenerator):
     def grid_anchors(self, grid_sizes: list[list[int]], strides: list[list[Tensor]]) -> list[Tensor]:
         exact = [[torch.tensor(FIRST_STRIDE << i, device=stride[0].device)] * 2 for i, stride in enumerate(strides)]
         return super().grid_anchors(grid_sizes, exact)
+
+
+class TwoSidedBoxCoder(BoxCoder):
+    """Boxes from deltas whose changes of size are clamped to 16/1000 … 1000/16; torchvision clamps above only."""
+
+    def decode_single(self, rel_codes: Tensor, boxes: Tensor) -> Tensor:
+        """deltas (n, 4 K), boxes (n, 4) -> boxes (n, 4 K)."""
+        low = [-torch.inf, -torch.inf, *(-self.bbox_xform_clip * weight for weight in self.weights[2:])]
+        return super().decode_single(rel_codes.maximum(rel_codes.new_tensor(low * (rel_codes.shape[1] // 4))), boxes)
 
 
 class HalfPixelRoIAlign(MultiScaleRoIAlign):

@@ -404,8 +404,8 @@ def quantize_weights(proto: Any) -> None:
         values, axis = onnx.numpy_helper.to_array(tensor), axes[tensor.name] % len(tensor.dims)
         if values.dtype != np.float32 or values.size < MIN_QUANTIZED:
             continue
-        others = tuple(i for i in range(values.ndim) if i != axis)
-        scale = np.maximum(np.abs(values).max(others, keepdims=True) / 127, np.finfo(np.float32).tiny)
+        reduced = tuple(i for i in range(values.ndim) if i != axis)
+        scale = np.maximum(np.abs(values).max(reduced, keepdims=True) / 127, np.finfo(np.float32).tiny)
         name = tensor.name
         rounded = np.rint(values / scale).astype(np.int8)
         graph.initializer.remove(tensor)

@@ -51,6 +51,11 @@ def optimize(
         memory_format: of convolution weights and images, such as torch.channels_last; None keeps theirs.
         cuda_graph: capture the first batch in a CUDA graph and replay it: helps where the GPU waits for Python. The
             model must be on a CUDA device, and every batch must have the shape of the first.
+
+    Example:
+        >>> fast = saccade.optimize(saccade.create_model("svit_nano"), dtype=torch.bfloat16)
+        >>> fast(torch.rand(2, 3, 64, 64)).dtype
+        torch.bfloat16
     """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, or None; got {dtype}.")

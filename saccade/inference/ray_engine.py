@@ -120,13 +120,13 @@ def _run_pipeline(job: Job, actors: int | None) -> None:
 
 def manifest_schema() -> Any:
     pa = require("pyarrow", "scale")
-    numbers = [(name, pa.int64()) for name in ("row", "offset", "size")]
+    places = [(name, pa.int64()) for name in ("row", "offset", "size")]
     return pa.schema(
         [
             pa.field("id", pa.int64(), False),
             pa.field("name", pa.string(), False),
             pa.field("path", pa.binary(), False),  # of a file system: not always UTF-8
-            *(pa.field(*field) for field in numbers),
+            *(pa.field(*field) for field in places),
             pa.field("error", pa.string()),
         ]
     )
@@ -221,7 +221,7 @@ def unpack_batch(row: dict[str, list[Any]]) -> list[Sample | Unreadable]:
     for number, name, error, pixels, shape, size in zip(*row.values(), strict=True):
         item = Input(number, name, "")
         if error is not None:
-            samples.append(Unreadable(name, item, error))
+            samples.append(Unreadable(name, item, error))  # type: ignore[arg-type] # declared for users' inputs
             continue
         array = np.frombuffer(pixels, np.uint8).reshape(shape).copy()
         samples.append(Sample(name, item, torch.from_numpy(array), tuple(size)))

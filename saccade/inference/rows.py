@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from saccade._extras import require
-from saccade.data.decode.inputs import Input
 from saccade.explanation.hooks.record import record
 from saccade.models.card import Card
 from saccade.tasks.load import card_of
@@ -31,7 +30,7 @@ BATCH_SIZES = {"classify": 64, "embed": 64, "segment": 8, "detect": 8}
 class Row(NamedTuple):
     """The row of one image: the values of its task's columns, or an error."""
 
-    source: Input
+    source: Any  # the input as passed; an `Input` in batch prediction
     values: dict[str, Any]
     error: str | None = None
 

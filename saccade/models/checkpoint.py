@@ -58,6 +58,12 @@ def load_checkpoint(model: nn.Module, source: str | os.PathLike | Mapping[str, A
 
     The layout is recognised by its keys. All names and shapes are checked before anything is written. `strict=False`
     allows tensors to be missing; the report names them.
+
+    Example:
+        >>> model = saccade.create_model("vt_nano", num_classes=3)
+        >>> saccade.save_checkpoint(model, "model.safetensors")
+        >>> str(saccade.load_checkpoint(model, "model.safetensors")).split(" loaded")[0]
+        '196 tensors'
     """
     target: Any = model.model if isinstance(model, FeatureGetterNet) else model
     state_dict, report = match_checkpoint(model, source, strict)
@@ -115,6 +121,11 @@ def save_checkpoint(
 
     A model of `saccade.load` or `saccade.bootstrap` is saved with its card. `state_dict` replaces `model.state_dict()`
     where the weights have to be gathered first.
+
+    Example:
+        >>> saccade.save_checkpoint(saccade.create_model("vt_nano", num_classes=3), "model.safetensors")
+        >>> saccade.load("model.safetensors").num_classes
+        3
     """
     path = Path(path)
     card: Any = getattr(model, "card", None)
@@ -196,10 +207,18 @@ def _check_torch_file(path: Path) -> None:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 if any(content.find(name) >= 0 for name in (b"cbuiltins\nbytearray\n", b"c__builtin__\nbytearray\n")):
                     raise CheckpointError(f"{path} contains byte arrays besides tensors. Save its state dict alone.")
-        if zipfile.is_zipfile(file):
+        file.seek(0)
+        if file.read(2) == b"PK":  # as torch.load decides
+            size = os.fstat(file.fileno()).st_size
             with zipfile.ZipFile(file) as archive:
-                if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                    raise CheckpointError(f"expected an uncompressed torch file, got {path}. Save it with torch.save.")
+                entries = archive.infolist()
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+                raise CheckpointError(f"expected an uncompressed torch file, got {path}. Save it with torch.save.")
+            if (
+                any(entry.file_size != entry.compress_size for entry in entries)
+                or sum(entry.file_size for entry in entries) > size
+            ):
+                raise CheckpointError(f"{path} is damaged: its entries are larger than the file. Download it again.")
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:

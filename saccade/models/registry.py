@@ -145,12 +145,22 @@ def check_per_stage(stages: int, **options: Any) -> None:
 
 
 def list_models(pattern: str = "") -> list[str]:
-    """Names of saccade's models, sorted; `pattern` is a shell wildcard such as "svit*"."""
+    """Names of saccade's models, sorted; `pattern` is a shell wildcard such as "svit*".
+
+    Example:
+        >>> saccade.list_models("vt_resnet*")
+        ['vt_resnet101', 'vt_resnet18', 'vt_resnet34', 'vt_resnet50']
+    """
     return sorted(timm.list_models(pattern, module="saccade"))
 
 
 def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """Build a model by name, exactly as `timm.create_model` would."""
+    """Build a model by name, exactly as `timm.create_model` would.
+
+    Example:
+        >>> saccade.create_model("svit_nano", num_classes=10).num_classes
+        10
+    """
     if name.partition(".")[0].partition(":")[0] not in timm.list_models() and ":" not in name:
         raise ValueError(f"unknown model {name!r}.{_nearest(name)} saccade.list_models() lists all.")
     return timm.create_model(name, pretrained=pretrained, **kwargs)

@@ -127,7 +127,7 @@ class Runner:
             if result is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 self.finished += 1
-                self.on_event(f"{self.finished}/{total} {run.title}: {describe_result(result)}")
+                self.on_event(f"{self.finished}/{total} {run.title}: {describe_result(result)}{self.time_left(total)}")
             elif process.returncode in (STOPPED, -signal.SIGTERM, -signal.SIGKILL) and (
                 self.interrupted or self.out_of_time()
             ):
@@ -135,6 +135,13 @@ class Runner:
             else:
                 self.failed[key] = f"{run.title}: {last_line(folder / 'log.txt')} (see {folder / 'log.txt'})"
                 self.on_event(f"failed {self.failed[key]}")
+
+    def time_left(self, total: int) -> str:
+        """An estimate from the runs so far; nothing before every process has finished one."""
+        if self.finished < self.jobs or self.finished == total:
+            return ""
+        seconds = (time.monotonic() - self.started) * (total - self.finished) / self.finished
+        return f", about {seconds / 60:.0f} min left"
 
     def stop_all(self, total: int) -> None:
         """Let every process save its checkpoint; kill those that do not end."""

@@ -70,6 +70,11 @@ def create_detector(
             box_head ("mlp" or "conv"), box_loss (cascade: "giou" or "smooth_l1"), exact_anchors and half_pixel
             (mmdetection's anchors and RoIAlign), and torchvision's rpn_* and box_*. "sparse": num_tokens,
             detect_tokens, auxiliary, weights, score_thresh.
+
+    Example:
+        >>> detector = saccade.create_detector("svit_nano", "mask_rcnn", num_classes=3, min_size=64, max_size=96)
+        >>> sorted(detector.eval()([torch.rand(3, 64, 96)])[0])
+        ['boxes', 'labels', 'masks', 'scores']
     """
     choose("head", head, DETECTION_HEADS)
     if isinstance(pretrained, str):

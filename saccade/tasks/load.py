@@ -33,7 +33,7 @@ def load(source: str | os.PathLike, *, device: str | torch.device | None = None)
 
     Example:
         >>> saccade.load("svit_nano").card
-        Card(svit_nano: classification, 200 classes, 64 px)
+        Card(svit_nano: classification, 200 classes, 128 px)
     """
     name = str(source)
     local = Path(source).exists() or weights.find(name) is not None

@@ -97,8 +97,8 @@ def predict(
             (segmentation); flip (both); threshold (detection, multi-label models); every (video files).
 
     Example:
-        >>> saccade.predict("svit_nano", "photo.jpg")[0].label
-        'tabby, tabby cat'
+        >>> saccade.predict("svit_nano", saccade.data.photo_paths()["coffee"])[0].label
+        'espresso'
     """
     predictor = make_predictor(model, PredictOptions(**options), device, dtype)
     inputs = list_inputs(images, predictor.is_video, predictor.options.every)
@@ -133,8 +133,10 @@ def predict_stream(
     ahead of the model. `images` are single inputs, also from a generator; folders and video files are not expanded.
 
     Example:
-        >>> for result in saccade.predict_stream("svit_nano", paths):
-        ...     print(result)
+        >>> for result in saccade.predict_stream("svit_nano", saccade.data.photo_paths().values(), top=1):
+        ...     row = result.to_dict()
+        >>> row["image"]
+        'rocket.jpg'
     """
     predictor: Any = model
     if isinstance(model, (nn.Module, str, os.PathLike)):

@@ -133,6 +133,11 @@ def create_segmenter(
             `num_classes` differs.
         backbone_kwargs: options of the backbone; they override `BACKBONE_KWARGS`, the papers' options for segmentation.
         checkpoint: initial weights, of a classifier for the backbone or of a segmenter; see `load_segmenter_weights`.
+
+    Example:
+        >>> segmenter = saccade.create_segmenter("paca_nano", "paca", num_classes=5)
+        >>> segmenter.eval()(torch.rand(1, 3, 64, 96)).shape
+        torch.Size([1, 5, 64, 96])
     """
     choose("head", head, SEGMENTATION_HEADS)
     if isinstance(pretrained, str):

@@ -75,7 +75,7 @@ _COCO = "mask_rcnn_pacavit_{}_mstrain_480_800_1x_coco"
 _UPERNET = "upernet_pacavit_{}_512x512_160k_ade20k"
 _PACAHEAD = "pacahead_pacavit_{}_512x512_160k_ade20k"
 _GUESSED = "the authors' page links another file here; this name follows their pattern"
-_DETECTOR = "not compared with mmdetection's runtime; masks are pasted, and boxes decoded, by torchvision's rules"
+_DETECTOR = "not compared with mmdetection's runtime; masks are pasted by torchvision's rules"
 
 RELEASES: tuple[Release, ...] = (
     _sparseformer("sparseformer_tiny", "sparseformer_v1_tiny", 126, "81.0 top-1"),

@@ -5,6 +5,7 @@ written to --out; the exit code is 1 if there are any. `--atheris` runs libFuzze
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -47,10 +48,8 @@ def run_atheris(options: argparse.Namespace) -> int:
         (corpus / f"seed-{number}").write_bytes(seed)
 
     def run_one(data: bytes) -> None:
-        try:
+        with contextlib.suppress(*target.errors):
             target.run(data)
-        except target.errors:
-            pass
 
     limits = ["-timeout=5", "-rss_limit_mb=1000", "-max_len=16384", "-print_final_stats=1", "-verbosity=1"]
     arguments = [f"-runs={options.inputs}", f"-seed={options.seed + 1}", f"-artifact_prefix={options.out}/", *limits]

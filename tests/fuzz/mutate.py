@@ -19,8 +19,8 @@ WORDS = [
 ]  # fmt: skip
 
 
-def mutate(seed: bytes, rng: random.Random, others: Sequence[bytes] = (), words: Sequence[bytes] = ()) -> bytes:
-    """1 to 4 random changes of `seed`; parts of `others` and `words` may be inserted."""
+def mutate(seed: bytes, rng: random.Random, seeds: Sequence[bytes] = (), words: Sequence[bytes] = ()) -> bytes:
+    """1 to 4 random changes of `seed`; parts of `seeds` and `words` may be inserted."""
     data = bytearray(seed)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 4))):
         kind = rng.randrange(9)
@@ -42,8 +42,8 @@ def mutate(seed: bytes, rng: random.Random, others: Sequence[bytes] = (), words:
             data[start:start] = data[start : start + size]
         elif kind == 6:
             del data[start:]
-        elif kind == 7 and others:
-            other = rng.choice(others)
+        elif kind == 7 and seeds:
+            other = rng.choice(seeds)
             first = rng.randrange(len(other) + 1)
             data[start : start + size] = other[first : first + size]
         elif kind == 8 and words:

@@ -195,10 +195,10 @@ CARD_SEEDS = [
 ]
 
 
-def mutate_card(seed: bytes, rng: random.Random, others: list[bytes]) -> bytes:
+def mutate_card(seed: bytes, rng: random.Random, seeds: list[bytes]) -> bytes:
     """A change of the document, or of a JSON text inside it."""
     if rng.random() < 0.2:
-        return mutate(seed, rng, others)
+        return mutate(seed, rng, seeds)
     document = json.loads(seed)
     texts = [key for key, value in document.items() if isinstance(value, str) and value[:1] in "[{"]
     if texts and rng.random() < 0.5:
@@ -267,8 +267,8 @@ def coco_seeds() -> list[bytes]:
     return [json.dumps(each).encode() for each in documents]
 
 
-def mutate_coco(seed: bytes, rng: random.Random, others: list[bytes]) -> bytes:
-    return mutate(seed, rng, others) if rng.random() < 0.2 else mutate_json(seed, rng)
+def mutate_coco(seed: bytes, rng: random.Random, seeds: list[bytes]) -> bytes:
+    return mutate(seed, rng, seeds) if rng.random() < 0.2 else mutate_json(seed, rng)
 
 
 def run_coco(data: bytes) -> None:
@@ -338,8 +338,8 @@ def tar_seeds() -> list[bytes]:
     return seeds
 
 
-def mutate_shard(seed: bytes, rng: random.Random, others: list[bytes]) -> bytes:
-    return mutate(seed, rng, others) if rng.random() < 0.2 else mutate_tar(seed, rng)
+def mutate_shard(seed: bytes, rng: random.Random, seeds: list[bytes]) -> bytes:
+    return mutate(seed, rng, seeds) if rng.random() < 0.2 else mutate_tar(seed, rng)
 
 
 def run_tar(data: bytes) -> None:
@@ -387,16 +387,16 @@ def run_video(data: bytes) -> None:
 def recipe_seeds() -> list[bytes]:
     return [
         b"task: classification\nmodel:\n  name: svit_nano\ndata:\n  path: scenes\nepochs: 2\noptimizer: {lr: 1e-3}\n",
-        b"model: {name: paca_nano, kwargs: {clusters: [4, 4]}}\naugment: {mixup: 0.8, scale: [0.5, 1.0]}\nbatch_size: 8\n",
+        b"model: {name: paca_nano, kwargs: {clusters: [4]}}\naugment: {mixup: 0.8, scale: [0.5, 1.0]}\nbatch_size: 8\n",
         b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\nmodel: {kwargs: {x: *b}}\n",
         json.dumps({"model": {"name": "svit_nano"}, "schedule": {"name": "step", "milestones": [1, 2]}}).encode(),
     ]
 
 
-def mutate_recipe(seed: bytes, rng: random.Random, others: list[bytes]) -> bytes:
+def mutate_recipe(seed: bytes, rng: random.Random, seeds: list[bytes]) -> bytes:
     if seed[:1] == b"{" and rng.random() < 0.7:
         return mutate_json(seed, rng)
-    return mutate(seed, rng, others, WORDS)
+    return mutate(seed, rng, seeds, WORDS)
 
 
 def run_recipe(data: bytes) -> None:
@@ -423,8 +423,8 @@ def with_words(words: list[bytes]) -> Callable[..., bytes]:
     return partial(_mutate_with, words)
 
 
-def _mutate_with(words: list[bytes], seed: bytes, rng: random.Random, others: list[bytes]) -> bytes:
-    return mutate(seed, rng, others, words)
+def _mutate_with(words: list[bytes], seed: bytes, rng: random.Random, seeds: list[bytes]) -> bytes:
+    return mutate(seed, rng, seeds, words)
 
 
 TARGETS = {

@@ -11,7 +11,7 @@ from timm.models.vision_transformer import ResPostBlock
 from torch import Tensor, nn
 
 import saccade
-from saccade.models.checkpoint import CheckpointError, identify
+from saccade.models.checkpoint import CheckpointError, identify, match_checkpoint
 from saccade.models.sparseformer_v2 import SparseFormerV2, bootstrap
 from saccade.ops.roi_sampling import sample
 from saccade.tokens.regions import RegionPosition, clamp_to_border, padded_region_grid
@@ -195,16 +195,27 @@ def test_official_files_are_identified(name):
     assert identify(weights(name)) == (name, {AUGREG: 1000, CLIP: 512}[name])
 
 
-@pytest.mark.parametrize("name", ["sparseformer_btsp_augreg_large", "sparseformer_btsp_clip_large"])
-def test_large_variants_convert_by_the_same_names(name):
-    """The keys of base with more cortex blocks; only the number of regions is read from a shape."""
-    base, tokens = (AUGREG, 48) if "augreg" in name else (CLIP, 63)
-    theirs = {key: torch.empty(tokens, 4, device="meta") for key in weights(base)}
+WIDER = {384: 512, 768: 1024, 1152: 1536, 1536: 2048, 2304: 3072, 3072: 4096}  # base -> large: 1, 3 and 4 times D
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("augreg_large", 212_426_984), ("clip_large", 212_188_476)])
+def test_large_variants_load_files_of_their_shapes(name, parameters):
+    """Keys and shapes that the fact sheet gives: those of base, wider, with 16 cortex blocks; its parameter count."""
+    base = AUGREG if "augreg" in name else CLIP
+    shapes = {key: tuple(WIDER.get(size, size) for size in value.shape) for key, value in weights(base).items()}
     for i in range(11, 19):
-        theirs |= {key.replace(".3.", f".{i}.", 1): value for key, value in theirs.items() if key[:9] == "layers.3."}
+        shapes |= {key.replace(".3.", f".{i}.", 1): shape for key, shape in shapes.items() if key[:9] == "layers.3."}
+    if base == CLIP:
+        shapes |= {"initial_roi.weight": (63, 4), "proj.weight": (768, 1024)}
+    theirs = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
+    assert sum(value.numel() for value in theirs.values()) == parameters
     with torch.device("meta"):
-        expected = set(saccade.create_model(name).state_dict())
-    assert set(saccade.convert_official(theirs, name)) == expected
+        model = saccade.create_model(f"sparseformer_btsp_{name}")
+    converted, report = match_checkpoint(model, theirs)
+    assert (len(converted), report.new, report.ignored) == (len(theirs), {}, ())
+    del theirs["layers.18.mlp.fc2.bias"]
+    with pytest.raises(CheckpointError, match=r"lacks cortex\.blocks\.15\.mlp\.fc2\.bias"):
+        match_checkpoint(model, theirs)
 
 
 def test_spellings_of_the_head_load():

@@ -106,7 +106,7 @@ def test_two_printed_costs_do_not_agree():
 
 @pytest.mark.shows("SVIT-27")
 def test_difference_from_the_authors_code_is_explained():
-    """fvcore counts 4,366,546,504 for the authors' SViT-S, printed as 4.37 G: what it adds to convolutions and products.
+    """fvcore counts 4,366,546,504 for the authors' SViT-S (printed: 4.37 G); what it adds to layers and products.
 
     Five per normalised value of a LayerNorm, two of a BatchNorm, the authors' fold and unfold (convolutions with nine
     one-hot 3x3 kernels on the 7 x 7 grid: three per channel and one per block), one per averaged value.

@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torchvision.models.detection.image_list import ImageList
+from torchvision.ops import nms, roi_align
 
 import saccade
-from saccade.heads.mmdet import ExactAnchorGenerator, HalfPixelRoIAlign
+from saccade.heads.mmdet import ExactAnchorGenerator, HalfPixelRoIAlign, TwoSidedBoxCoder
 from saccade.models.card import Card, Preprocess, read_card, save_model
 from saccade.models.checkpoint import CheckpointError
 from saccade.models.official import mask_rcnn
@@ -164,3 +166,136 @@ def test_half_pixel_roi_align_matches_a_slow_loop():
                 for j in range(columns)
             ]
             torch.testing.assert_close(cells[:, row, column], torch.stack(values).mean(0))
+
+
+class MmdetectionMaskRCNN:
+    """Inference of mmdetection's Mask R-CNN on one image, written from its published formulas and its own names."""
+
+    def __init__(self, weights, image_size, num_proposals=1000, num_boxes=100):
+        self.weights, (self.height, self.width) = weights, image_size
+        self.num_proposals, self.num_boxes = num_proposals, num_boxes
+
+    def layer(self, function, name, values, **options):
+        return function(values, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], **options)
+
+    def pyramid(self, maps):
+        levels = [self.layer(F.conv2d, f"neck.lateral_convs.{i}.conv", level) for i, level in enumerate(maps)]
+        for i in (3, 2, 1):
+            levels[i - 1] = levels[i - 1] + F.interpolate(levels[i], size=levels[i - 1].shape[2:], mode="nearest")
+        levels = [self.layer(F.conv2d, f"neck.fpn_convs.{i}.conv", level, padding=1) for i, level in enumerate(levels)]
+        return [*levels, F.max_pool2d(levels[-1], 1, stride=2)]
+
+    def decode(self, boxes, deltas, stds):
+        """Centre + delta * size, size * exp(delta); the logarithm of a change of size is at most log(1000 / 16)."""
+        deltas = deltas * torch.tensor(stds, dtype=deltas.dtype)
+        limit = abs(math.log(16 / 1000))
+        size = boxes[:, 2:] - boxes[:, :2]
+        centre = (boxes[:, :2] + boxes[:, 2:]) / 2 + deltas[:, :2] * size
+        size = size * deltas[:, 2:].clamp(-limit, limit).exp()
+        x, y = centre.unbind(1)
+        w, h = size.unbind(1)
+        sides = (x - w / 2).clamp(0, self.width), (y - h / 2).clamp(0, self.height)
+        return torch.stack([*sides, (x + w / 2).clamp(0, self.width), (y + h / 2).clamp(0, self.height)], 1)
+
+    def proposals(self, levels):
+        boxes, scores = [], []
+        for i, level in enumerate(levels):
+            hidden = self.layer(F.conv2d, "rpn_head.rpn_conv", level, padding=1).relu()
+            objectness = self.layer(F.conv2d, "rpn_head.rpn_cls", hidden)[0].permute(1, 2, 0).flatten().sigmoid()
+            deltas = self.layer(F.conv2d, "rpn_head.rpn_reg", hidden)[0].permute(1, 2, 0).reshape(-1, 4)
+            top, order = objectness.sort(descending=True)
+            top, order = top[:1000], order[:1000]
+            decoded = self.decode(self.anchors(i, *level.shape[2:])[order], deltas[order], (1, 1, 1, 1))
+            valid = (decoded[:, 2:] > decoded[:, :2]).all(1)
+            decoded, top = decoded[valid], top[valid]
+            survivors = nms(decoded, top, 0.7)
+            boxes.append(decoded[survivors])
+            scores.append(top[survivors])
+        return torch.cat(boxes)[torch.cat(scores).sort(descending=True)[1][: self.num_proposals]]
+
+    def anchors(self, level, rows, columns):
+        stride = 4 * 2**level
+        shapes = [(8 * stride / math.sqrt(ratio), 8 * stride * math.sqrt(ratio)) for ratio in (0.5, 1.0, 2.0)]
+        cells = [(column * stride, row * stride) for row in range(rows) for column in range(columns)]
+        corners = [(x - w / 2, y - h / 2, x + w / 2, y + h / 2) for x, y in cells for w, h in shapes]
+        return torch.tensor(corners, dtype=torch.float64)
+
+    def pool(self, levels, boxes, side):
+        """Level floor(log2(sqrt(area) / 56)); RoIAlign with half-pixel centres and adaptive sampling."""
+        pooled = []
+        for box in boxes:
+            root = math.sqrt((box[2] - box[0]) * (box[3] - box[1]))
+            i = min(max(math.floor(math.log2(root / 56 + 1e-6)), 0), 3)
+            region = torch.cat([box.new_zeros(1), box])[None]
+            pooled.append(roi_align(levels[i], region, (side, side), 1 / (4 * 2**i), sampling_ratio=0, aligned=True))
+        return torch.cat(pooled)
+
+    def predict(self, maps):
+        """Boxes, labels from 0, scores and mask probabilities (n, 28, 28), by decreasing score."""
+        levels = self.pyramid(maps)
+        proposals = self.proposals(levels)
+        hidden = self.pool(levels, proposals, 7).flatten(1)
+        for i in range(2):
+            hidden = self.layer(F.linear, f"roi_head.bbox_head.shared_fcs.{i}", hidden).relu()
+        probabilities = self.layer(F.linear, "roi_head.bbox_head.fc_cls", hidden).softmax(1)[:, :-1]  # background last
+        deltas = self.layer(F.linear, "roi_head.bbox_head.fc_reg", hidden).view(len(proposals), -1, 4)
+        boxes, labels, scores = [], [], []
+        for k in range(probabilities.shape[1]):
+            decoded = self.decode(proposals, deltas[:, k], (0.1, 0.1, 0.2, 0.2))
+            inside = (decoded[:, 2:] - decoded[:, :2] >= 0.01).all(1)  # torchvision's rule; mmdetection has none here
+            chosen = (probabilities[:, k] > 0.05) & inside
+            decoded, probability = decoded[chosen], probabilities[chosen, k]
+            survivors = nms(decoded, probability, 0.5)
+            boxes.append(decoded[survivors])
+            scores.append(probability[survivors])
+            labels.append(torch.full((len(survivors),), k))
+        scores, order = torch.cat(scores).sort(descending=True)
+        order, scores = order[: self.num_boxes], scores[: self.num_boxes]
+        boxes, labels = torch.cat(boxes)[order], torch.cat(labels)[order]
+        hidden = self.pool(levels, boxes, 14)
+        for i in range(4):
+            hidden = self.layer(F.conv2d, f"roi_head.mask_head.convs.{i}.conv", hidden, padding=1).relu()
+        hidden = self.layer(F.conv_transpose2d, "roi_head.mask_head.upsample", hidden, stride=2).relu()
+        logits = self.layer(F.conv2d, "roi_head.mask_head.conv_logits", hidden)
+        return boxes, labels, scores, logits[torch.arange(len(labels)), labels].sigmoid()
+
+
+def test_released_detector_predicts_what_mmdetection_would():
+    """Class order, flattening, box coder, anchors and RoIAlign combined, in float64 but for the anchors."""
+    checkpoint = official_detector(classes=4)
+    theirs = checkpoint["state_dict"]
+    theirs["roi_head.bbox_head.fc_cls.bias"] *= 0  # several classes, not one that the mean of the features prefers
+    theirs["roi_head.bbox_head.fc_cls.weight"] -= theirs["roi_head.bbox_head.fc_cls.weight"].mean(1, keepdim=True)
+    options = {"exact_anchors": True, "half_pixel": True, "backbone_kwargs": {"clusters": (100, 100, 100, 0)}}
+    options |= {"rpn_post_nms_top_n_test": 60, "box_detections_per_img": 16}  # for speed
+    model = saccade.create_detector("paca_tiny", "mask_rcnn", 4, **options)
+    saccade.load_checkpoint(model, checkpoint)
+    model.double().eval()
+    size = (96, 160)
+    images = torch.rand(1, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        features = model.backbone(images)
+        proposals, _ = model.rpn(ImageList(images, [size]), features)
+        (ours,), _ = model.roi_heads(features, proposals, [size])
+        maps = model.backbone.body(images)
+        maps = list(maps.values()) if isinstance(maps, dict) else maps
+        weights = {key: value.double() for key, value in theirs.items()}
+        expected = MmdetectionMaskRCNN(weights, size, 60, 16).predict(maps)
+    boxes, labels, scores, masks = expected
+    assert len(boxes) == 16
+    assert len(labels.unique()) > 1
+    torch.testing.assert_close(ours["scores"], scores, atol=1e-6, rtol=1e-6)
+    assert torch.equal(ours["labels"], labels + 1)
+    torch.testing.assert_close(ours["boxes"], boxes, atol=1e-4, rtol=1e-6)
+    torch.testing.assert_close(ours["masks"][:, 0], masks, atol=1e-5, rtol=1e-5)
+
+
+def test_changes_of_size_are_clamped_on_both_sides():
+    coder, boxes = TwoSidedBoxCoder((10.0, 10.0, 5.0, 5.0)), torch.tensor([[0.0, 0.0, 100.0, 50.0]])
+    deltas = torch.tensor([[10.0, 0.0, -500.0, 500.0, 0.0, 10.0, 5 * math.log(2), 0.0]])
+    decoded = coder.decode_single(deltas, boxes)[0]
+    width, height = 100 * 16 / 1000, 50 * 1000 / 16
+    torch.testing.assert_close(
+        decoded[:4], torch.tensor([150 - width / 2, 25 - height / 2, 150 + width / 2, 25 + height / 2])
+    )
+    torch.testing.assert_close(decoded[4:], torch.tensor([-50.0, 50.0, 150.0, 100.0]))

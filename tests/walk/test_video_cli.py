@@ -64,3 +64,20 @@ def test_predict_rejects_a_folder_without_videos(capsys, folder, tmp_path):
     code, _, err = run(capsys, "predict", str(folder), str(tmp_path), "--device", "cpu")
     assert code == 1
     assert "contains no videos" in err
+
+
+def test_image_model_predicts_frames_and_urls(capsys, motions, tmp_path):
+    from saccade.data.synthetic.photos import photo_paths
+    from tests.weights.folder import SHIPPED, weights_in
+
+    clip = sorted((motions / "val" / "right").glob("*.mp4"))[0]
+    command = ["predict", "vt_nano", str(clip), photo_paths()["cat"].as_uri(), "--every", "0.5", "--top", "1"]
+    with weights_in(SHIPPED):
+        code, out, _ = run(capsys, *command, "--csv", "--device", "cpu")
+        missing = run(capsys, "predict", "vt_nano", str(tmp_path / "none.jpg"))
+    names = [line.partition(",")[0] for line in out.splitlines()[1:]]
+    frames = [str(clip.with_name(f"{clip.stem}-{time}s.mp4")) for time in ("0.00", "0.50")]
+    assert code == 0
+    assert names == [*frames, photo_paths()["cat"].as_uri()]
+    assert missing[0] == 1
+    assert "no such file or folder" in missing[2]

@@ -23,6 +23,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF
 MAX_PIXELS = 120_000_000  # about half a gigabyte once decoded; larger files are refused before decoding
 # Decoders that need 8 to 24 bytes per pixel besides the image, and write large images from a few bytes.
 MAX_PIXELS_OF = {"WEBP": 60_000_000, "AVIF": 60_000_000, "JPEG2000": 30_000_000}
+MAX_SIDE = 250_000  # pixels
+MAX_PIXELS_PER_BYTE = 20_000  # of a large image; an empty 1-bit PNG has 8000
 BAND = 4_000_000  # pixels that are converted at a time
 _OPENING = Lock()
 # Raised by Pillow for empty, truncated, oversized or unidentified files.
@@ -88,6 +90,7 @@ def _decode(source: Any, name: str, convert: Any, max_side: int | None = None) -
         file = io.BytesIO(source) if isinstance(source, bytes) else source
         with _open(file) as image:
             _check_pixels(image.width * image.height, MAX_PIXELS_OF.get(image.format or "", MAX_PIXELS))
+            _check_content(image, _size_of(source))
             if max_side is not None:
                 image.draft("RGB", (max_side, max_side))  # JPEG only: decode at 1/2, 1/4 or 1/8
             image.load()
@@ -117,6 +120,27 @@ def _check_pixels(pixels: int, limit: int) -> None:
             f"expected at most {limit / 1e6:.0f} megapixels, got {pixels / 1e6:.0f}. "
             "Downscale it first, for example with Image.thumbnail"
         )
+
+
+def _check_content(image: Image.Image, size: int) -> None:
+    """Refuse a large image in a few bytes, or with a side that no camera has: decoding a damaged header takes long."""
+    pixels = image.width * image.height
+    if max(image.size) > MAX_SIDE:
+        raise ValueError(f"expected sides of at most {MAX_SIDE} px, got {image.width} x {image.height}")
+    if pixels > 16_000_000 and pixels > MAX_PIXELS_PER_BYTE * size:
+        raise ValueError(f"expected the content of {pixels / 1e6:.0f} megapixels, got {size} bytes: a damaged file")
+
+
+def _size_of(source: Any) -> int:
+    """Bytes of an encoded image."""
+    if isinstance(source, bytes):
+        return len(source)
+    if isinstance(source, (str, Path)):
+        return Path(source).stat().st_size
+    position = source.tell()
+    size = source.seek(0, io.SEEK_END)
+    source.seek(position)
+    return size
 
 
 def _downscaled_rgb(image: Image.Image, max_side: int) -> Image.Image:

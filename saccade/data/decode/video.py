@@ -25,8 +25,8 @@ VIDEO_SUFFIXES = {
 
 # FFmpeg's playlists (HLS, concat, DASH) would read other files and addresses, whatever the name of the file.
 DEMUXERS = (
-    "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi", "mpeg", "mpegvideo", "mpegts", "asf", "flv", "gif", "ogg", "h264",
-    "hevc", "m4v", "ivf", "dv", "nut", "mxf", "rm", "vob", "av1", "obu",
+    "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi", "mpeg", "mpegvideo", "mpegts", "asf", "flv", "gif", "ogg",
+    "h264", "hevc", "m4v", "ivf", "dv", "nut", "mxf", "rm", "vob", "av1", "obu",
 )  # fmt: skip
 OPEN_OPTIONS = {"format_whitelist": ",".join(DEMUXERS), "protocol_whitelist": "file"}
 MAX_PIXELS = 40_000_000  # per frame; 8K has 33 million
@@ -191,7 +191,7 @@ def _open_stream(path: Path | str) -> Iterator[tuple[Any, Any]]:
         raise BadVideo(str(path), f"damaged, or not a video ({error.__class__.__name__}: {error})") from error
 
 
-def _check_frame_size(path: Path, width: int, height: int) -> None:
+def _check_frame_size(path: Path | str, width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
         raise BadVideo(
             str(path),

@@ -11,6 +11,9 @@ import numpy as np
 _logger = logging.getLogger(__name__)
 
 
+MAX_CLASSES = 1_000_000  # without names; a damaged label would otherwise fill the memory
+
+
 class DataError(ValueError):
     """A dataset that cannot be used. The message says what was expected and what was found."""
 
@@ -150,6 +153,14 @@ def read_class_names(folder: Path) -> list[str] | None:
     if sorted(names) != list(range(len(names))):
         raise DataError(f"expected class indices from 0 without gaps in {file}, got {sorted(names)[:5]}, ....")
     return [names[index] for index in range(len(names))]
+
+
+def numbered_classes(labels: np.ndarray, where: str) -> list[str]:
+    """Names "0", "1", … up to the largest label (N,)."""
+    largest = int(labels.max(initial=-1))
+    if largest >= MAX_CLASSES:
+        raise DataError(f"expected labels below {MAX_CLASSES} in {where}, got {largest}. Name the classes.")
+    return [str(i) for i in range(largest + 1)]
 
 
 def index_labels(labels: list[str], classes: list[str] | None, where: str) -> tuple[list[str], np.ndarray]:

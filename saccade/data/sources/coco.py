@@ -166,9 +166,7 @@ def _check_polygons(polygons: list, width: int, height: int) -> None:
         points = np.array(polygon, np.float64).reshape(-1, 2)
         lengths = np.abs(points - np.roll(points, 1, axis=0)).sum()
         if not (np.abs(points).max() <= limit and lengths <= limit):  # also false for NaN
-            raise ValueError(
-                f"expected polygons near an image of {width} x {height} px, got {points.tolist()[:3]}, ..."
-            )
+            raise ValueError(f"expected polygons near an image of {width} x {height} px, got {points.tolist()[:3]}")
 
 
 def _check_run_lengths(counts: Any, pixels: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from saccade.data.decode.image import IMAGE_SUFFIXES, read_image
-from saccade.data.sources.base import DataError, read_class_names
+from saccade.data.sources.base import DataError, numbered_classes, read_class_names
 
 MAX_LABEL = 1_000_000  # bytes of a .cls or .json member
 
@@ -32,7 +32,7 @@ class ShardSource:
             raise DataError(f"expected labels of at most 64 bits in {self.files[0]}, got {beyond[0]}.")
         self.labels = np.asarray(labels, dtype=np.int64)
         names = classes or read_class_names(Path(self.files[0]).parent)
-        self.classes = names or [str(i) for i in range(int(self.labels.max(initial=-1)) + 1)]
+        self.classes = names or numbered_classes(self.labels, self.files[0])
 
     def __len__(self) -> int:
         return len(self.entries)

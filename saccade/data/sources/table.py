@@ -17,7 +17,7 @@ from PIL import Image
 
 from saccade._extras import require
 from saccade.data.decode.image import BadImage, read_image
-from saccade.data.sources.base import DataError, index_labels
+from saccade.data.sources.base import DataError, index_labels, numbered_classes
 from saccade.weights.download import home
 
 MAX_IN_MEMORY = 4 * 2**30  # Parquet files of up to this total size (compressed) are read into memory
@@ -52,6 +52,8 @@ class EncodedColumn:
         if self._cells is None:
             self._cells = _open_encoded(self.files, self.column)
             self._chunk_starts = np.cumsum([0] + [len(chunk) for chunk in self._cells.chunks])
+        if index >= self._chunk_starts[-1]:
+            raise BadImage(self.name(index), "the row has no image")
         chunk = int(np.searchsorted(self._chunk_starts, index, side="right")) - 1
         cell = self._cells.chunk(chunk)[index - int(self._chunk_starts[chunk])]
         return encoded_cell(cell, self.name(index), self.files[0]), self.name(index)
@@ -185,7 +187,7 @@ def _index_label_column(
         raise DataError(f"{labels.null_count} rows of {file} have no label.")
     if pa.types.is_integer(labels.type):
         indices = labels.to_numpy().astype(np.int64)
-        names = feature.get("names") or classes or [str(i) for i in range(int(indices.max(initial=-1)) + 1)]
+        names = feature.get("names") or classes or numbered_classes(indices, file)
         return list(names), indices
     if pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type):
         try:

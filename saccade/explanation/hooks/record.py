@@ -71,6 +71,13 @@ def record(model: nn.Module) -> Iterator[list[Trace]]:
     Traces keep their autograd graph; use `torch.no_grad()` if you need no gradients. A module that runs several times
     is recorded each time, with `step` counting from 0. Compiled models run eagerly inside the context. Exported and
     scripted models cannot be recorded: they have no modules to hook.
+
+    Example:
+        >>> model = saccade.create_model("svit_nano")
+        >>> with saccade.record(model) as traces:
+        ...     logits = model(torch.rand(1, 3, 64, 64))
+        >>> traces[0].name
+        'stages.0.blocks.0'
     """
     traces: list[Trace] = []
     calls: Counter[str] = Counter()

@@ -1,0 +1,1 @@
+"""Properties that every operation and grouping module has, with hypothesis."""

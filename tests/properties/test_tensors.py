@@ -1,0 +1,316 @@
+"""Any shape, dtype, stride and batch: the same result as on contiguous copies, image by image; NaN and Inf stay in
+their image."""
+
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import saccade
+from saccade import ops
+from saccade.layers.norm import ChannelNorm
+from saccade.models.sparseformer import PixelNorm
+from saccade.tokens import clusters, locate, projector, regions, super_tokens, visual_tokens
+
+C, M, P = 8, 4, 6  # channels, tokens, points
+
+# Name -> kinds of its tensor arguments, and how to build the function. Kinds: "features" (B, C, H, W), "images"
+# (B, 3, H, W), "pixels" (B, N, C), "tokens" (B, M, C), "scores" (B, M, N), "regions" (B, M, 4), "points" (B, M, P, 2),
+# "qkv" (B, M, 3 C), "deltas" (B, M, 4), "offsets" (B, M, 2 P), "mixing" of `sample_and_mix`, "cells" (B, h, w, k, C).
+CASES: dict[str, tuple[tuple[str, ...], Callable[[], Callable[..., Any]]]] = {
+    "ops.add": (("features", "features"), lambda: ops.add),
+    "ops.add_prenorm": (
+        ("features", "features"),
+        lambda: (lambda norm: lambda x, u: ops.add_prenorm(x, u, norm.to(x.dtype), nn.GELU()))(module(ChannelNorm(C))),
+    ),
+    "ops.channel_norm": (("features",), lambda: with_layer(ChannelNorm(C), _channel_norm)),
+    "ops.clamp_gradient": (("points",), lambda: lambda x: ops.clamp_gradient(x, torch.tensor(0.1, dtype=x.dtype))),
+    "ops.conv_act_norm": (
+        ("features",),
+        lambda: with_layers(ops.conv_act_norm, nn.Conv2d(C, C, 3, padding=1), nn.BatchNorm2d(C)),
+    ),
+    "ops.conv_norm": (("features",), lambda: with_layers(ops.conv_norm, nn.Conv2d(C, C, 3, padding=1), ChannelNorm(C))),
+    "ops.conv_norm_act": (
+        ("features",),
+        lambda: with_layers(ops.conv_norm_act, nn.Conv2d(C, C, 3, padding=1), nn.BatchNorm2d(C)),
+    ),
+    "ops.conv_norm_relu_pool": (
+        ("images",),
+        lambda: with_layers(
+            ops.conv_norm_relu_pool, nn.Conv2d(3, C, 7, 2, 3, bias=False), nn.BatchNorm2d(C), nn.MaxPool2d(3, 2, 1)
+        ),
+    ),
+    "ops.conv_pool_relu": (
+        ("images",),
+        lambda: with_layers(ops.conv_pool_relu, nn.Conv2d(3, C, 7, 2, 3), PixelNorm()),
+    ),
+    "ops.depthwise_conv": (("features",), lambda: with_layer(nn.Conv2d(C, C, 3, padding=1, groups=C), _depthwise)),
+    "ops.depthwise_gelu": (
+        ("features",),
+        lambda: with_layers(ops.depthwise_gelu, nn.Conv2d(C, C, 5, padding=2, groups=C)),
+    ),
+    "ops.first_conv": (("images",), lambda: with_layers(ops.first_conv, nn.Conv2d(3, C, 3, 2, 1))),
+    "ops.grouped_linear": (
+        ("pixels",),
+        lambda: lambda x: ops.grouped_linear(x, torch.linspace(-1, 1, C * C // 2).reshape(2, C // 2, C // 2).to(x)),
+    ),
+    "ops.linear_gelu": (("pixels",), lambda: with_layers(ops.linear_gelu, nn.Linear(C, C))),
+    "ops.norm_act": (("features",), lambda: with_layers(ops.norm_act, nn.BatchNorm2d(C))),
+    "ops.pixel_softmax": (("scores",), lambda: ops.pixel_softmax),
+    "ops.place_points": (
+        ("regions", "deltas", "offsets"),
+        lambda: lambda r, d, o: ops.place_points(r, d, o, torch.linspace(-1, 1, 2 * P).to(r), 1.0, 1e-5),
+    ),
+    "ops.pool_pixels": (("scores", "pixels"), lambda: ops.pool_pixels),
+    "ops.prenorm": (
+        ("features",),
+        lambda: with_layer(ChannelNorm(C), lambda x, norm: ops.prenorm(norm, nn.GELU(), x)),
+    ),
+    "ops.sample": (("features", "points"), lambda: ops.sample),
+    "ops.self_attention": (("qkv",), lambda: lambda x: ops.self_attention(x, 2)),
+    "clusters.ToScore": (("pixels",), lambda: module(clusters.ToScore(C, M))),
+    "clusters.ConvClustering": (("features",), lambda: module(clusters.ConvClustering(C, M))),
+    "clusters.MlpClustering": (("features",), lambda: module(clusters.MlpClustering(C, M))),
+    "clusters.LinearClustering": (("features",), lambda: module(clusters.LinearClustering(C, M))),
+    "clusters.ClusterTokenizer": (
+        ("features",),
+        lambda: module(clusters.ClusterTokenizer(C, clusters.MlpClustering(C, M))),
+    ),
+    "clusters.SharedTokenizer": (("features", "scores"), lambda: module(clusters.SharedTokenizer(C))),
+    "clusters.TokenToClusterAttention": (("pixels",), lambda: module(clusters.TokenToClusterAttention(C, 2, M))),
+    "clusters.StridedTokenizer": (("features",), lambda: module(clusters.StridedTokenizer(C, 2))),
+    "clusters.PooledTokenizer": (("features",), lambda: module(clusters.PooledTokenizer(C, 2))),
+    "clusters.to_sequence": (("features",), lambda: clusters.to_sequence),
+    "locate.LocationAttention": (
+        ("features", "tokens", "regions"),
+        lambda: module(locate.LocationAttention(C, C)),
+    ),
+    "locate.locate": (("tokens", "regions"), lambda: lambda t, r: locate.locate(t, r, 5, 7)),
+    "locate.location_bias": (("regions",), lambda: lambda r: locate.location_bias(r, 5, 7)),
+    "projector.TokenProjector": (("features", "tokens"), lambda: module(projector.TokenProjector(C, C, C, 2))),
+    "regions.RegionTokenizer": (
+        ("tokens", "regions", "features"),
+        lambda: module(
+            regions.RegionTokenizer(
+                regions.RegionAdjuster(C), regions.PointPlacer(C, P), regions.AdaptiveDecoder(C, C, P), True
+            )
+        ),
+    ),
+    "regions.RegionAdjuster": (("tokens",), lambda: module(regions.RegionAdjuster(C))),
+    "regions.PointPlacer": (("tokens", "regions"), lambda: module(regions.PointPlacer(C, P))),
+    "regions.FixedPoints": (("tokens", "regions"), lambda: module(regions.FixedPoints(P))),
+    "regions.AdaptiveDecoder": (("tokens", "features", "points"), lambda: module(regions.AdaptiveDecoder(C, C, P))),
+    "regions.ProductDecoder": (
+        ("tokens", "features", "points"),
+        lambda: module(regions.ProductDecoder(C, C, P, P, 4)),
+    ),
+    "regions.MlpAdjuster": (("tokens", "regions"), lambda: module(regions.MlpAdjuster(C))),
+    "regions.RegionPosition": (("tokens", "regions"), lambda: module(regions.RegionPosition(C))),
+    "regions.StaticDecoder": (("tokens", "features", "points"), lambda: module(regions.StaticDecoder(C, C, P))),
+    "regions.LinearDecoder": (("tokens", "features", "points"), lambda: module(regions.LinearDecoder(C, C, P))),
+    "regions.clamp_to_border": (("points", "features"), lambda: regions.clamp_to_border),
+    "super_tokens.SuperTokenizer": (("features",), lambda: module(super_tokens.SuperTokenizer(2))),
+    "super_tokens.DenseSuperTokenizer": (("features",), lambda: module(super_tokens.DenseSuperTokenizer(2))),
+    "super_tokens.group": (("features",), lambda: lambda x: super_tokens.group(x, 2)),
+    "super_tokens.to_cells": (("features",), lambda: lambda x: super_tokens.to_cells(x, 2)),
+    "visual_tokens.FilterTokenizer": (("features",), lambda: module(visual_tokens.FilterTokenizer(C, C, M))),
+    "visual_tokens.KMeansTokenizer": (("features",), lambda: module(visual_tokens.KMeansTokenizer(C, C, M))),
+    "visual_tokens.PoolTokenizer": (("features",), lambda: module(visual_tokens.PoolTokenizer(C, C, M))),
+    "visual_tokens.RecurrentTokenizer": (
+        ("features", "tokens"),
+        lambda: module(visual_tokens.RecurrentTokenizer(C, C, 2)),
+    ),
+    "visual_tokens.RepeatedTokenizer": (
+        ("features", "tokens"),
+        lambda: module(visual_tokens.RepeatedTokenizer(visual_tokens.FilterTokenizer(C, C, M))),
+    ),
+    "visual_tokens.KeepTokenizer": (("features", "tokens"), lambda: module(visual_tokens.KeepTokenizer())),
+    "visual_tokens.TokenEmbedding": (("tokens",), lambda: module(visual_tokens.TokenEmbedding(C, C))),
+}
+EXEMPT = {
+    # no tensor arguments, or no floating-point result
+    "ops.REGISTRY", "ops.disabled", "ops.enabled", "ops.interpreted", "ops.plain_layer", "ops.record_implementations",
+    "regions.point_grid", "regions.region_grid", "regions.padded_region_grid", "visual_tokens.token_grid",
+    "visual_tokens.grid_size", "visual_tokens.pixel_groups", "visual_tokens.previous",
+    # parts of a case above with intermediate layouts; tests/tokens and tests/ops compare them with slow transcriptions
+    "ops.sample_and_mix", "super_tokens.associate", "super_tokens.gather", "super_tokens.spread",
+    "super_tokens.from_cells", "super_tokens.neighbours", "super_tokens.collect", "regions.region_tubes",
+    "visual_tokens.PositionEncoding", "visual_tokens.kmeans", "visual_tokens.cell_weights",
+}  # fmt: skip
+BATCH_FREE = {"locate.location_bias"}  # no features whose values could be NaN
+
+
+def layers(*modules: nn.Module) -> list[nn.Module]:
+    for each in modules:
+        module(each)
+    return list(modules)
+
+
+def module(each: nn.Module) -> nn.Module:
+    """In float64 and eval mode, with parameters that are not constant."""
+    generator = torch.Generator().manual_seed(0)
+    each.double().eval()
+    for parameter in each.parameters():
+        with torch.no_grad():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return each
+
+
+def with_layers(function: Callable, *modules: nn.Module) -> Callable:
+    built = layers(*modules)
+
+    def call(x: Tensor) -> Tensor:
+        return function(x, *(each.to(x.dtype) for each in built))
+
+    return call
+
+
+def with_layer(layer: nn.Module, function: Callable) -> Callable:
+    module(layer)
+    return lambda x: function(x, layer.to(x.dtype))
+
+
+def _channel_norm(x: Tensor, norm: Any) -> Tensor:
+    return ops.channel_norm(x, norm.weight, norm.bias, 1e-6)
+
+
+def _depthwise(x: Tensor, conv: Any) -> Tensor:
+    return ops.depthwise_conv(x, conv.weight, conv.bias)
+
+
+def make(kind: str, batch: int, height: int, width: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    shape = {
+        "features": (batch, C, height, width),
+        "images": (batch, 3, 4 * height, 4 * width),
+        "pixels": (batch, height * width, C),
+        "tokens": (batch, M, C),
+        "scores": (batch, M, height * width),
+        "regions": (batch, M, 4),
+        "points": (batch, M, P, 2),
+        "qkv": (batch, M, 3 * C),
+        "deltas": (batch, M, 4),
+        "offsets": (batch, M, 2 * P),
+    }[kind]
+    values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if kind == "regions":
+        corner = torch.rand(batch, M, 2, generator=generator, dtype=torch.float64) * 0.6
+        values = torch.cat((corner, corner + 0.3), -1)
+    return torch.rand(shape, generator=generator, dtype=torch.float64) if kind == "points" else values
+
+
+def strided(values: Tensor, layout: str) -> Tensor:
+    """The same values in another memory layout."""
+    if layout == "channels-last" and values.ndim == 4:
+        return values.contiguous(memory_format=torch.channels_last)
+    if layout == "sliced":  # every second element of the last axis, with an offset
+        wide = torch.full((*values.shape[:-1], 2 * values.shape[-1] + 1), torch.nan, dtype=values.dtype)
+        wide[..., 1::2] = values
+        return wide[..., 1::2]
+    if layout == "transposed":
+        return values.transpose(1, -1).contiguous().transpose(1, -1)
+    return values
+
+
+def outputs(result: Any) -> list[Tensor]:
+    return [each for each in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(each, Tensor)]
+
+
+sizes = st.integers(1, 7)
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(batch=st.sampled_from([0, 1, 3]), height=sizes, width=sizes, seed=st.integers(0, 99), data=st.data())
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_layout_and_batch_do_not_change_the_result(name, batch, height, width, seed, data):
+    kinds, build = CASES[name]
+    function = build()
+    inputs = [make(kind, batch, height, width, seed + i) for i, kind in enumerate(kinds)]
+    layouts = [data.draw(st.sampled_from(["contiguous", "channels-last", "sliced", "transposed"])) for _ in kinds]
+    with torch.no_grad():
+        expected = outputs(function(*inputs))
+        results = outputs(function(*(strided(each, layout) for each, layout in zip(inputs, layouts, strict=True))))
+        assert expected
+        for result, reference in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, reference, rtol=1e-9, atol=1e-9)
+            assert reference.shape[0] == batch
+        for index in range(batch):
+            alone = outputs(function(*(each[index : index + 1] for each in inputs)))
+            for result, reference in zip(alone, expected, strict=True):
+                torch.testing.assert_close(result, reference[index : index + 1], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in BATCH_FREE])
+def test_nan_and_inf_stay_in_their_image(name, value):
+    """The other images of the batch are unchanged; no error, and no endless loop."""
+    kinds, build = CASES[name]
+    function = build()
+    inputs = [make(kind, 3, 4, 5, i) for i, kind in enumerate(kinds)]
+    damaged = [each.clone() for each in inputs]
+    for each in damaged:
+        each[1] = value
+    with torch.no_grad():
+        for result, reference in zip(outputs(function(*damaged)), outputs(function(*inputs)), strict=True):
+            torch.testing.assert_close(result[[0, 2]], reference[[0, 2]], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_dtypes_approximate_float64(name, dtype):
+    """Modules are cast, too. Coordinates stay float32."""
+    kinds, build = CASES[name]
+    function = build()
+    inputs = [make(kind, 2, 4, 5, i) for i, kind in enumerate(kinds)]
+    exact = [{"regions", "points"} & {kind} for kind in kinds]
+    cast = [
+        each.to(torch.float32 if is_exact else dtype).double() for each, is_exact in zip(inputs, exact, strict=True)
+    ]
+    with torch.no_grad():
+        expected = outputs(function(*cast))
+        if isinstance(function, nn.Module):
+            function.to(dtype)
+        low = [each.to(torch.float32 if is_exact else dtype) for each, is_exact in zip(cast, exact, strict=True)]
+        results = outputs(function(*low))
+    tolerance = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}[dtype]
+    for result, reference in zip(results, expected, strict=True):
+        scale = float(reference.abs().max()) + 1
+        assert float((result.double() - reference).abs().max()) <= tolerance * scale
+
+
+def test_every_public_name_has_a_case():
+    names = {f"ops.{name}" for name in ops.__all__} | {"super_tokens.group", "super_tokens.spread"}  # registered ops
+    for part in ("clusters", "locate", "projector", "regions", "super_tokens", "visual_tokens"):
+        source = import_module(f"saccade.tokens.{part}")
+        names |= {
+            f"{part}.{name}"
+            for name, value in vars(source).items()
+            if not name.startswith("_")
+            and (inspect.isclass(value) or inspect.isfunction(value))
+            and value.__module__ == source.__name__
+        }
+    assert names == set(CASES) | EXEMPT
+
+
+@pytest.mark.parametrize("name", ["svit_nano", "paca_nano", "vt_nano", "sparseformer_nano"])
+def test_eight_threads_on_one_model_get_equal_results(name):
+    torch.manual_seed(0)
+    model = saccade.create_model(name, num_classes=7).eval()
+    images = [torch.rand(1 + number % 2, 3, 64, 64 + 32 * (number % 3)) for number in range(16)]
+    with torch.no_grad():
+        expected = [model(image) for image in images]
+
+    def predict(image: Tensor) -> Tensor:
+        with torch.no_grad():
+            return model(image)
+
+    with ThreadPoolExecutor(8) as pool:
+        for result, reference in zip(pool.map(predict, images * 2), expected * 2, strict=True):
+            torch.testing.assert_close(result, reference, rtol=0, atol=0)

@@ -1,0 +1,44 @@
+"""The constraint files agree with pyproject.toml."""
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    import pip._vendor.tomli as tomllib
+
+import pytest
+
+from tools.make_constraints import ROOT, lowest, requirements
+
+DOCUMENT = tomllib.loads((ROOT / "pyproject.toml").read_text()) if (ROOT / "pyproject.toml").is_file() else {}
+
+
+def test_lowest_file_is_current():
+    assert (ROOT / "constraints-lowest.txt").read_text() == lowest(DOCUMENT), "run `python tools/make_constraints.py`"
+
+
+def test_highest_floor_of_the_extras_decides():
+    document = {
+        "project": {
+            "dependencies": ["Pillow>=12.2", "torch>=2.9"],
+            "optional-dependencies": {
+                "a": ["torch>=2.11,<3", "saccade[b]"],
+                "b": ["x[y]>=1 ; sys_platform == 'linux'"],
+            },
+        }
+    }
+    assert requirements(document) == {
+        "pillow": ("12.2", ""),
+        "torch": ("2.11", ""),
+        "x": ("1", "sys_platform == 'linux'"),
+    }
+
+
+def test_requirement_without_a_floor_is_refused():
+    with pytest.raises(ValueError, match="expected a lower bound for torch"):
+        requirements({"project": {"dependencies": ["torch"], "optional-dependencies": {}}})
+
+
+def test_floors_with_security_fixes_stay():
+    floors = requirements(DOCUMENT)
+    assert floors["pillow"][0] == "12.2"
+    assert floors["lightning"][0] == "2.6.6"
