@@ -1,4 +1,4 @@
-"""Every numbered equation of the papers is found by searching for its name, in plain PyTorch, and on docs/equations.md."""
+"""Every numbered equation of the papers is found by its name, in plain PyTorch, and on docs/equations.md."""
 
 import pytest
 

@@ -11,10 +11,9 @@ import pytest
 from PIL import Image
 
 from saccade._extras import printable
-from saccade._files import write_file
+from saccade._files import write_file, write_json
 from saccade.data.decode.image import BadImage, read_image
 from saccade.data.sources.folder import FolderSource
-from saccade.engine.results import write_json, write_text
 from saccade.explanation.explain import explain
 
 NAME = os.fsdecode(b"caf\xe9.png")
@@ -57,7 +56,7 @@ def test_missing_file_is_named_in_text(tmp_path):
 
 
 def test_text_files_are_written(tmp_path):
-    write_text(tmp_path / "a.html", f"<p>{NAME}</p>")
+    write_file(tmp_path / "a.html", f"<p>{NAME}</p>")
     write_json(tmp_path / "a.json", {"name": NAME})
     write_file(tmp_path / "b.html", NAME)
     assert "caf" in (tmp_path / "a.html").read_text(encoding="utf-8")

@@ -32,6 +32,7 @@ INTERNAL = {
         ),
         "converts files: identifies models by their tensors, writes cards and metadata",
     ),
+    "saccade/cli/bench.py": (("saccade.benchmark.batch",), "measures batch prediction, which needs pyarrow"),
     "saccade/cli/eval.py": (("saccade.engine",), "the names of metrics, for its tables"),
     "saccade/cli/export.py": (
         ("saccade.inference.export_check", "saccade.tasks.load"),
@@ -39,7 +40,10 @@ INTERNAL = {
     ),
     "saccade/cli/models.py": (("saccade.models.paper",), "the published numbers"),
     "saccade/cli/pull.py": (("saccade.tasks.released",), "stores converted files without loading models"),
-    "saccade/cli/reproduce.py": (("saccade.reproduce",), "the command is the package"),
+    "saccade/cli/reproduce.py": (
+        ("saccade.engine.results", "saccade.reproduce"),
+        "the package of the command; the machine",
+    ),
     "saccade/cli/train.py": (("saccade.engine.results",), "the names of metrics, for its summary"),
     "saccade/web/catalogue.py": (
         ("saccade.models.card", "saccade.models.checkpoint", "saccade.tasks.load"),

@@ -81,6 +81,8 @@ def definitions(module: str) -> list[tuple[str, str]]:
 
 def as_restructured_text(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Docstrings are plain text with `code` in backquotes: escape what reStructuredText would read as markup."""
+    if lines and lines[0].startswith("Alias for field number"):  # of a NamedTuple: its type says more
+        lines.clear()
     text, example, code = "\n".join(lines).partition("\nExample:\n")
     if re.search(r"^\|[-:| ]+\|$|^\w[\w ]*\S? {3,}\S", text, re.MULTILINE):  # a table keeps its columns
         text = "\n".join(["::", "", *(f"   {line}" for line in text.splitlines()), ""])

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
@@ -212,3 +212,22 @@ def train_step(model: nn.Module, images: torch.Tensor, case: Case) -> Callable[[
         optimizer.zero_grad(set_to_none=True)
 
     return step
+
+
+def loader_throughput(batches: Iterable[Any], prepare: Callable[[Any], Any], seconds: float) -> float:
+    """Return images/s of loading batches and preparing them, without a model, measured for about `seconds`.
+
+    The first batch, which includes the start of the loader processes, is left out.
+    """
+    images, started = 0, 0.0
+    for batch in batches:
+        prepare(batch)
+        if not started:
+            started = time.perf_counter()
+            continue
+        images += len(batch.labels)
+        if time.perf_counter() - started > seconds:
+            break
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return images / (time.perf_counter() - started)

@@ -104,11 +104,10 @@ def run_batch(args: argparse.Namespace, device: str) -> int:
     """Measure batch prediction; the conditions of the other modes do not apply."""
     from itertools import product
 
-    from saccade.benchmark import describe_machine
+    from saccade import list_models
+    from saccade.benchmark import DTYPES, describe_machine
     from saccade.benchmark.batch import measure_batch
-    from saccade.benchmark.timing import DTYPES
     from saccade.cli import print_json, settings
-    from saccade.models.registry import list_models
 
     defaults = {"mode": ["batch"], "run": ["eager"], "memory_format": ["contiguous"], "channels_last": False}
     defaults |= {"optimize": None, "baseline": None, "scaling": False, "out": None, "name": None}

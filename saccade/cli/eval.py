@@ -13,6 +13,9 @@ EXAMPLE = """saccade eval runs/first --data scenes
          saccade eval runs/boxes --data coco/ --split val --out results"""
 FLAGS = ("out", "set", "device")  # of the shared ones
 
+COCO_METRICS = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}  # of boxes and of masks, with display names
+COCO_METRICS |= {"ap_small": "AP small", "ap_medium": "AP medium", "ap_large": "AP large", "ar": "AR"}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from saccade.cli import add_renamed_flag
@@ -125,8 +128,6 @@ def print_tables(document: dict[str, Any], all_classes: bool) -> None:
 
 def fill_coco_table(table: Any, document: dict[str, Any]) -> None:
     """Fill COCO's table, one row for boxes and one for masks; metrics without objects stay empty."""
-    from saccade.engine.tasks.evaluate_detector import COCO_METRICS
-
     table.caption = f"{document['count']} images, {document['bad']} unreadable; % at {document['max_detections']} "
     table.caption += "detections per image and class"
     for i, column in enumerate(("", *COCO_METRICS.values())):

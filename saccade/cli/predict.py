@@ -132,7 +132,7 @@ def run_batch(args: argparse.Namespace) -> int:
     import torch
 
     from saccade.cli import pick_device, print_json
-    from saccade.inference.batch import PART_ROWS, predict_batch
+    from saccade.inference import PART_ROWS, predict_batch
 
     if not args.out:
         raise ValueError("expected --out DIR with --format parquet.")

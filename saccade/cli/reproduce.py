@@ -131,7 +131,7 @@ def check_paths(data: dict[str, str]) -> None:
 def write_page(out: Path, assessments: list[dict[str, Any]], args: argparse.Namespace) -> list[Path]:
     """Write claims.md, its figure and claims.json into the folder of the runs."""
     from saccade._files import write_file, write_json
-    from saccade.reports.charts import to_png
+    from saccade.reports import to_png
     from saccade.reproduce.page import draw, markdown
     from saccade.reproduce.verdict import UNMEASURED
 

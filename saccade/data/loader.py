@@ -3,11 +3,14 @@
 The number of workers therefore changes nothing, and a run can resume at any step.
 """
 
+import logging
+import math
 import os
 import random
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,13 +20,19 @@ from torch.utils.data import DataLoader, Dataset
 
 from saccade.data.decode.image import BadImage
 from saccade.data.sources.base import DataError, Source
+from saccade.data.sources.masks import load_pair
 from saccade.data.sources.objects import ObjectSource, load_objects
+from saccade.data.transforms.image import MemoryTransform
+from saccade.data.transforms.mask import EvalPair
 from saccade.data.transforms.objects import EvalObjects, ObjectTransform, Target, pack_masks
 
 Transform = Callable[..., Any]  # image -> uint8 (3, H, W); or image and mask -> both; or image and objects -> both
 LoadSample = Callable[[Any, Transform, int], tuple[Tensor, Any]]  # source, transform, index -> image, label
 Key = tuple[int, int | None]  # index of a sample, and the seed of its augmentation
 Bad = list[tuple[int, str]]  # (index, reason) of samples that cannot be read
+
+_logger = logging.getLogger(__name__)
+MASK_CACHE_BYTES = 4 * 2**30  # decoded images and masks up to this size are cached
 
 
 class Batch(NamedTuple):
@@ -226,6 +235,30 @@ class ObjectEvalLoader(_EvalLoader[ObjectBatch]):
         super().__init__(samples, batches, _collate_objects_eval, workers, pin_memory)
 
 
+class UnreadableImages:
+    """Count unreadable images, log each once, and raise `DataError` when there are more than `limit`."""
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.reasons: dict[str, str] = {}  # by split and index
+
+    def __len__(self) -> int:
+        return len(self.reasons)
+
+    def add(self, bad: list[tuple[int, str]], split: str = "training") -> None:
+        for index, reason in bad:
+            key = f"{split} {index}"
+            if key not in self.reasons:
+                self.reasons[key] = reason
+                _logger.warning("skipped an unreadable image: %s", reason)
+        if len(self) > self.limit:
+            examples = "; ".join(list(self.reasons.values())[:3])
+            raise DataError(
+                f"{len(self)} images cannot be read, more than data.max_unreadable={self.limit} allows: {examples}. "
+                "Repair or remove them, or raise data.max_unreadable."
+            )
+
+
 class Memory(NamedTuple):
     """A source decoded into tensors."""
 
@@ -295,6 +328,32 @@ def cached_image_size(source: Source, image_size: int, max_side: int = 96, max_b
     width, height = next(iter(sizes))
     side = width if len(sizes) == 1 and width == height else image_size
     return side if len(source) * 3 * side * side <= max_bytes else None
+
+
+def choose_cache(
+    cache: bool | str, train: Any, val: Any, image_size: int, interpolation: str, workers: int | None
+) -> Callable[[Any], Memory] | None:
+    """The function that decodes a source into memory, None if its files are read; "auto" decodes small images.
+
+    Images with masks must have one size: judged by 32 of them.
+    """
+    if cache is False:
+        return None
+    if hasattr(train, "labels"):
+        limits: dict[str, int] = {"max_side": image_size, "max_bytes": 2**40} if cache is True else {}
+        side = cached_image_size(train, image_size, **limits) or (image_size if cache is True else None)
+        if side is None:
+            return None
+        return partial(decode_all, transform=MemoryTransform(side, interpolation), workers=workers)
+    sizes = [sampled_sizes(source) for source in (train, val)]
+    if any(len(shapes) != 1 for shapes in sizes):
+        if cache is True:
+            raise DataError("data.cache=true needs images of one size, got several. Set data.cache=false.")
+        return None
+    num_bytes = sum(4 * len(source) * math.prod(*shapes) for source, shapes in zip((train, val), sizes, strict=True))
+    if cache == "auto" and num_bytes > MASK_CACHE_BYTES:
+        return None
+    return partial(decode_all, transform=EvalPair(), workers=workers, load=load_pair)
 
 
 def sampled_sizes(source: Any, count: int = 32) -> set[tuple[int, int]]:

@@ -23,9 +23,8 @@ class Clock:
         self.time_over: bool | None = None  # as decided by rank 0, with several processes
         self._warm: tuple[float, int] | None = None  # time and local step at the end of the warm-up
         self._local_steps = 0  # of this process since it started
-        self._first_step: float | None = None  # time of the first step of this process
-        self._last_step: float | None = None  # time of the last one; None after a pause
-        self.train_seconds, self.train_steps = 0.0, 0  # after the warm-up, without validation
+        self._last_step: float | None = None  # its time; None after a pause
+        self.train_seconds, self.train_steps = 0.0, 0  # of the warm-up until it ends, then without it and validation
 
     def elapsed(self, now: float | None = None) -> float:
         return self.previous_seconds + (time.monotonic() if now is None else now) - self.started
@@ -54,12 +53,10 @@ class Clock:
         now = time.monotonic() if now is None else now
         self.steps += 1
         self._local_steps += 1
+        if self._last_step is not None:
+            self.train_seconds, self.train_steps = self.train_seconds + now - self._last_step, self.train_steps + 1
         if self._warm is None and self._local_steps >= WARMUP_STEPS:
-            self._warm = (now, self._local_steps)
-        elif self._warm is not None and self._last_step is not None:
-            self.train_seconds += now - self._last_step
-            self.train_steps += 1
-        self._first_step = self._first_step or now
+            self._warm, self.train_seconds, self.train_steps = (now, self._local_steps), 0.0, 0
         self._last_step = now
         by_steps = self.steps / self.total_steps
         self.progress = max(by_steps, self._progress_by_time(now)) if self.limit else by_steps
@@ -82,16 +79,13 @@ class Clock:
         return self.progress * self.total_steps if self.limit else self.steps
 
     def images_per_second(self, batch_size: int) -> float | None:
-        return self.train_steps * batch_size / self.train_seconds if self.train_steps else None
+        return self.train_steps * batch_size / self.train_seconds if self._warm and self.train_steps else None
 
     def seconds_left(self) -> float:
         """Return the remaining time at the measured step time; 0 before the second step."""
         if self.limit is not None:
             return max(0.0, self.limit - self.elapsed())
-        seconds, steps = self.train_seconds, self.train_steps
-        if not steps and self._first_step and self._last_step:  # during the warm-up
-            seconds, steps = self._last_step - self._first_step, self._local_steps - 1
-        return (self.total_steps - self.steps) * seconds / max(1, steps)
+        return (self.total_steps - self.steps) * self.train_seconds / max(1, self.train_steps)
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, "progress": self.progress, "seconds": self.elapsed(), "stopped": self.stopped}

@@ -3,22 +3,19 @@
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from difflib import get_close_matches
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from saccade.data.loader import EvalLoader, ObjectEvalLoader
+from saccade.data.loader import EvalLoader, ObjectEvalLoader, UnreadableImages
 from saccade.data.open import (
+    FINDERS,
+    check_data_options,
     check_source,
-    find_mask_splits,
-    find_object_splits,
-    find_splits,
-    find_video_splits,
+    finder_options,
     limited,
     open_split,
     open_train_and_val,
@@ -26,16 +23,13 @@ from saccade.data.open import (
 from saccade.data.open.splits import EVAL_NAMES, TRAIN_NAMES
 from saccade.data.sources.base import DataError
 from saccade.data.sources.masks import load_pair
+from saccade.data.synthetic.motions import MotionEvalLoader, MotionSet
 from saccade.data.transforms.mask import EvalPair
-from saccade.engine.loaders import UnreadableImages, evaluation_loader
 from saccade.engine.recipe import Recipe, load_recipe
-from saccade.engine.tasks.evaluate_classifier import evaluate_classifier
-from saccade.engine.tasks.evaluate_detector import coco_metric, evaluate_detector
-from saccade.engine.tasks.evaluate_segmenter import evaluate_segmenter
-from saccade.engine.tasks.evaluation import check_num_classes
 from saccade.models.card import Card
+from saccade.tasks.evaluators import ClassEvaluator, Evaluator, MaskEvaluator, ObjectEvaluator, has_masks
 from saccade.tasks.load import card_of, load
-from saccade.tasks.predict import check_options
+from saccade.tasks.predict import check_options, make_eval_transform
 from saccade.tasks.segmentation_inference import InferenceOptions
 
 MAX_DETECTION_BATCH = 16
@@ -103,9 +97,8 @@ def evaluate(
         (20, 'val')
     """
     module = model if isinstance(model, nn.Module) else load(model)
-    card, chosen = card_of(module), EvaluateOptions(**options)
+    card, chosen, recipe = card_of(module), EvaluateOptions(**options), recipe_of(module)
     check_options(chosen._asdict(), EvaluateOptions._field_defaults, card.task)
-    recipe = recipe_of(module)
     opened = open_evaluation_data(card, data, split, recipe, data_options or {}, chosen.size)
     source = limited(opened.source, limit, 0)
     if opened.trained_on:
@@ -115,11 +108,13 @@ def evaluate(
     check_num_classes(card, source.classes)
     check_source(source, "evaluation")
     target = torch.device(device) if device is not None else next(module.parameters()).device
-    run = _Run(module, card, source, chosen, recipe, batch_size, workers, target, dtype, max_unreadable, on_progress)
-    evaluation, details = run.evaluate()
-    if out is not None and card.task == "detection":
+    evaluator, batches, details = prepare(module, card, source, chosen, recipe, batch_size, workers, target)
+    batches = _counted(batches, len(source), on_progress)
+    evaluation = evaluator.evaluate(module, batches, target, dtype, UnreadableImages(max_unreadable))
+    if out is not None and isinstance(evaluator, ObjectEvaluator):
         Path(out).mkdir(parents=True, exist_ok=True)
-        details["results"] = [str(file) for file in evaluation.coco.write(out)]
+        details["results"] = [str(file) for file in evaluator.coco.write(out)]
+    per_class = [None if value is None else round(value, 2) for value in evaluation.per_class]
     return {
         "task": card.task,
         "model": f"{card.name}+{card.head}" if card.head else card.name,
@@ -128,83 +123,58 @@ def evaluate(
         "trained_on": opened.trained_on,
         **evaluation.summary(),
         **details,
+        "per_class": dict(zip(source.classes, per_class, strict=True)),
     }
 
 
-class _Run(NamedTuple):
-    """One evaluation: everything that the three tasks share."""
-
-    model: nn.Module
-    card: Card
-    source: Any
-    options: EvaluateOptions
-    recipe: Recipe | None
-    batch_size: int
-    workers: int | None
-    device: torch.device
-    dtype: torch.dtype | None
-    max_unreadable: int
-    on_progress: Callable[[int, int], None] | None
-
-    def evaluate(self) -> tuple[Any, dict[str, Any]]:
-        """The evaluation, and what was chosen for it."""
-        task = {"classification": self._classify, "segmentation": self._segment, "detection": self._detect}
-        return task[self.card.task]()
-
-    def _classify(self) -> tuple[Any, dict[str, Any]]:
-        default, options = self.card.preprocess, self.options
+def prepare(
+    model: nn.Module,
+    card: Card,
+    source: Any,
+    options: EvaluateOptions,
+    recipe: Recipe | None,
+    batch_size: int,
+    workers: int | None,
+    device: torch.device,
+) -> tuple[Evaluator, Iterable[Any], dict[str, Any]]:
+    """Return the evaluator, the loader of the complete source, and what was chosen for them."""
+    default, pin = card.preprocess, device.type == "cuda"
+    if card.task == "classification":
         preprocess = default._replace(size=options.size or default.size, crop_pct=options.crop_pct or default.crop_pct)
-        batches = evaluation_loader(self.source, preprocess, self.batch_size, self.workers, self.device, options.views)
-        evaluation = evaluate_classifier(
-            self.model, self._counted(batches), self.card.num_classes, preprocess, *self._common(), options.flip
-        )
         details = {"size": preprocess.size, "crop_pct": preprocess.crop_pct, "flip": options.flip}
-        return evaluation, details | self._per_class("top-1 %", evaluation.per_class)
-
-    def _segment(self) -> tuple[Any, dict[str, Any]]:
-        options = self.options
+        if isinstance(source, MotionSet):
+            batches: Iterable[Any] = MotionEvalLoader(source.to(device), batch_size)
+        else:
+            transform = make_eval_transform(preprocess, options.views)
+            batches = EvalLoader(source, transform, batch_size, workers, pin_memory=pin)
+        return ClassEvaluator(card.num_classes, preprocess, options.flip), batches, details | {"measure": "top-1 %"}
+    if card.task == "segmentation":
         inference = InferenceOptions(options.window or 0, options.stride, tuple(options.scales), options.flip)
-        pin = self.device.type == "cuda"
-        batches = EvalLoader(self.source, EvalPair(), 1, self.workers, pin_memory=pin, load=load_pair)
-        shorter = options.size or self.card.shorter
-        evaluation = evaluate_segmenter(
-            self.model,
-            self._counted(batches),
-            self.source.classes,
-            self.card.preprocess,
-            shorter,
-            inference,
-            *self._common(),
-        )
-        per_class = [None if value is None else 100 * value for value in evaluation.scores.iou]
-        return evaluation, {"size": shorter, "inference": inference._asdict()} | self._per_class("IoU %", per_class)
+        shorter = options.size or card.shorter
+        details = {"size": shorter, "inference": inference._asdict(), "measure": "IoU %"}
+        batches = EvalLoader(source, EvalPair(), 1, workers, pin_memory=pin, load=load_pair)
+        return MaskEvaluator(source.classes, default, shorter, inference), batches, details
+    limit = options.max_detections
+    if limit is None:
+        limit = recipe.data.max_detections if recipe else 100
+    batches = ObjectEvalLoader(source, min(batch_size, MAX_DETECTION_BATCH), workers, pin_memory=pin)
+    evaluator = ObjectEvaluator(source, has_masks(model, source), limit, options.size)
+    return evaluator, batches, {"max_detections": limit, "measure": "box AP %"}
 
-    def _detect(self) -> tuple[Any, dict[str, Any]]:
-        limit = self.options.max_detections
-        if limit is None:
-            limit = self.recipe.data.max_detections if self.recipe else 100
-        batch_size = min(self.batch_size, MAX_DETECTION_BATCH)
-        batches = ObjectEvalLoader(self.source, batch_size, self.workers, pin_memory=self.device.type == "cuda")
-        coco = coco_metric(self.model, self.source, limit)
-        evaluation = evaluate_detector(
-            self.model, self._counted(batches), self.source, coco, *self._common(), self.options.size
-        )
-        return evaluation, {"max_detections": limit} | self._per_class("box AP %", evaluation.per_class)
 
-    def _common(self) -> tuple[torch.device, torch.dtype | None, UnreadableImages]:
-        return self.device, self.dtype, UnreadableImages(self.max_unreadable)
+def _counted(batches: Iterable[Any], total: int, on_progress: Callable[[int, int], None] | None) -> Iterator[Any]:
+    done = 0
+    for batch in batches:
+        yield batch
+        done += len(batch.labels) + len(batch.bad)
+        if on_progress:
+            on_progress(done, total)
 
-    def _counted(self, batches: Iterable[Any]) -> Iterator[Any]:
-        done = 0
-        for batch in batches:
-            yield batch
-            done += len(batch.labels) + len(batch.bad)
-            if self.on_progress:
-                self.on_progress(done, len(self.source))
 
-    def _per_class(self, measure: str, values: Iterable[float | None]) -> dict[str, Any]:
-        rounded = [None if value is None else round(value, 2) for value in values]
-        return {"measure": measure, "per_class": dict(zip(self.source.classes, rounded, strict=True))}
+def check_num_classes(card: Card, classes: list[str]) -> None:
+    """Raise if model and data differ in their number of classes."""
+    if len(classes) != card.num_classes:
+        raise DataError(f"the model has {card.num_classes} classes, the data has {len(classes)}.")
 
 
 def recipe_of(model: nn.Module) -> Recipe | None:
@@ -223,12 +193,8 @@ def open_evaluation_data(
     size: int | None = None,
 ) -> EvaluationData:
     """Open the split to evaluate: the requested one, the evaluation split, or what training held out."""
-    find: Callable[..., dict[str, Any]] = {
-        "classification": find_video_splits if card.preprocess.frames else find_splits,
-        "segmentation": find_mask_splits,
-        "detection": find_object_splits,
-    }[card.task]
-    supported = [name for name, p in signature(find).parameters.items() if p.default is not p.empty and name != "size"]
+    find = FINDERS["video" if card.preprocess.frames else card.task][1]
+    supported = finder_options(find)
     check_data_options(options, supported)
     is_training_data = recipe is not None and same_path(recipe.data.path, data)
     if recipe is not None and is_training_data:
@@ -253,15 +219,6 @@ def open_evaluation_data(
     source = open_split(path, split, classes, find)
     trained_on = is_training_data and (name in TRAIN_NAMES or (name == names[0] and held_out is None))
     return EvaluationData(source, name, trained_on)
-
-
-def check_data_options(options: dict[str, Any], supported: list[str]) -> None:
-    """Raise for an unknown option of the data, naming the closest."""
-    for key in options:
-        if key not in supported:
-            close = get_close_matches(key, supported, 1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise DataError(f"unknown data option {key}.{hint} Known options: {', '.join(sorted(supported))}.")
 
 
 def same_path(first: str | os.PathLike, second: str | os.PathLike) -> bool:

@@ -1,9 +1,5 @@
 """Data of a run: open and check the sources, read from files or from memory, count unreadable images."""
 
-import importlib
-import logging
-import math
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,57 +17,22 @@ from saccade.data.loader import (
     ObjectEvalLoader,
     ObjectLoader,
     Order,
-    cached_image_size,
-    decode_all,
-    sampled_sizes,
+    UnreadableImages,
+    choose_cache,
     usable_cores,
 )
-from saccade.data.open import (
-    find_mask_splits,
-    find_object_splits,
-    find_splits,
-    find_unlabelled_splits,
-    find_video_splits,
-    open_train_and_val,
-)
-from saccade.data.sources.base import DataError, Source
-from saccade.data.sources.masks import MaskSource, load_pair
+from saccade.data.open import FINDERS, finder_options, open_train_and_val
+from saccade.data.sources.base import DataError
 from saccade.data.synthetic.motions import MotionEvalLoader, MotionLoader, MotionSet
 from saccade.data.transforms.clips import TrainClip
-from saccade.data.transforms.image import MemoryTransform, train_transform
-from saccade.data.transforms.mask import EvalPair
+from saccade.data.transforms.custom import with_custom
+from saccade.data.transforms.image import train_transform
 from saccade.engine.clock import Clock
-from saccade.engine.recipe import Augment, Data, Recipe, RecipeError
+from saccade.engine.recipe import Augment, Recipe
 from saccade.models.card import Preprocess
 from saccade.tasks.predict import make_eval_transform
 
 AnyBatch = Batch | ObjectBatch
-MASK_CACHE_BYTES = 4 * 2**30  # decoded images and masks up to this size are cached on the device
-_logger = logging.getLogger(__name__)
-
-
-class UnreadableImages:
-    """Count unreadable images, log each once, and raise `DataError` when there are more than `limit`."""
-
-    def __init__(self, limit: int):
-        self.limit = limit
-        self.reasons: dict[str, str] = {}  # by split and index
-
-    def __len__(self) -> int:
-        return len(self.reasons)
-
-    def add(self, bad: list[tuple[int, str]], split: str = "training") -> None:
-        for index, reason in bad:
-            key = f"{split} {index}"
-            if key not in self.reasons:
-                self.reasons[key] = reason
-                _logger.warning("skipped an unreadable image: %s", reason)
-        if len(self) > self.limit:
-            examples = "; ".join(list(self.reasons.values())[:3])
-            raise DataError(
-                f"{len(self)} images cannot be read, more than data.max_unreadable={self.limit} allows: {examples}. "
-                "Repair or remove them, or raise data.max_unreadable."
-            )
 
 
 class Sources(NamedTuple):
@@ -93,67 +54,26 @@ class Sources(NamedTuple):
         return len(self.train) if self.train_memory is None else len(self.train_memory.labels)
 
 
-# By task: what a path may be, the finder of its splits, and the keys of `data` that matter to it.
-_COLUMNS = ("image_column", "label_column", "scenes")
-_MASK_KEYS = ("layout", "classes", "ignore_index", "reduce_zero_label", "mask_values", "image_column", "mask_column")
-_FINDERS: dict[str, tuple[str, Callable[..., Any], tuple[str, ...]]] = {
-    "classification": ("a folder, Parquet or tar shards, or scenes", find_splits, _COLUMNS),
-    "features": ("a folder, Parquet or tar shards, or scenes", find_unlabelled_splits, ("image_column", "scenes")),
-    "video": ("a folder or CSV list of videos, or motions", find_video_splits, ("motions",)),
-    "segmentation": (
-        "images and masks in folders, or Parquet, or scenes", find_mask_splits, (*_MASK_KEYS, "scenes")
-    ),
-    "detection": (
-        "COCO JSON or a folder with it, or Parquet, or scenes", find_object_splits, ("image_column", "scenes")
-    ),
-}  # fmt: skip
-
-
 def open_sources(recipe: Recipe, image_size: int, frames: int = 0) -> Sources:
     """Open and check the data of a task; decode small images, and masks of one size, into memory."""
     data = recipe.data
-    expected, find, keys = _FINDERS["features" if recipe.distill.features else recipe.task]
+    expected, find = FINDERS["features" if recipe.distill.features else recipe.task]
     if not data.path:
         raise DataError(f"no data: give --data PATH ({expected}).")
-    options = {key: getattr(data, key) for key in keys} | ({"frames": frames} if recipe.task == "video" else {})
-    common = (data.path, data.val_path, data.val_fraction, recipe.seed, find, data.limit)
-    train, val = open_train_and_val(*common, size=image_size, **options)
+    options = {key: getattr(data, key) for key in finder_options(find)}
+    options |= {"size": image_size} | ({"frames": frames} if recipe.task == "video" else {})
+    find = partial(find, **options)  # an option may have the name of a parameter of open_train_and_val
+    train, val = open_train_and_val(data.path, data.val_path, data.val_fraction, recipe.seed, find, data.limit)
     unreadable = UnreadableImages(data.max_unreadable)
-    cache = {"classification": _image_cache, "segmentation": _mask_cache}.get(recipe.task)
-    if data.cache is False or recipe.augment.custom or cache is None:  # custom augmentations work on single images
-        return Sources(train, val, None, None, unreadable)
-    decode = cache(data, train, val, image_size)
+    decode = None
+    if not recipe.augment.custom and recipe.task in ("classification", "segmentation"):  # custom: on single images
+        decode = choose_cache(data.cache, train, val, image_size, data.interpolation, data.workers)
     if decode is None:
         return Sources(train, val, None, None, unreadable)
-    train_memory = decode(train)
+    train_memory, val_memory = decode(train), decode(val)
     unreadable.add(train_memory.bad, "training")
-    val_memory = decode(val)
     unreadable.add(val_memory.bad, "validation")
     return Sources(train, val, train_memory, val_memory, unreadable)
-
-
-def _image_cache(data: Data, train: Source, val: Source, size: int) -> Callable[[Any], Memory] | None:
-    """Return the function that decodes a source into memory, or None if it is too large."""
-    if data.cache is True:
-        side = cached_image_size(train, size, max_side=size, max_bytes=2**40) or size
-    else:
-        side = cached_image_size(train, size)
-    return side and partial(decode_all, transform=MemoryTransform(side, data.interpolation), workers=data.workers)
-
-
-def _mask_cache(data: Data, train: MaskSource, val: MaskSource, size: int) -> Callable[[Any], Memory] | None:
-    """The same for images with masks, which must have one size: judged by a sample of 32."""
-    num_bytes = 0
-    for source in (train, val):
-        sizes = sampled_sizes(source)
-        if len(sizes) != 1:
-            if data.cache is True:
-                raise DataError("data.cache=true needs images of one size, got several. Set data.cache=false.")
-            return None
-        num_bytes += len(source) * 4 * math.prod(sizes.pop())
-    if data.cache == "auto" and num_bytes > MASK_CACHE_BYTES:
-        return None
-    return partial(decode_all, transform=EvalPair(), workers=data.workers, load=load_pair)
 
 
 class Loaders(NamedTuple):
@@ -253,46 +173,6 @@ class BatchStream:
                     step += 1
                     if step >= end or clock.expired():
                         break
-
-
-def evaluation_loader(
-    source: Source,
-    preprocess: Preprocess,
-    batch_size: int,
-    workers: int | None,
-    device: torch.device | str,
-    views: tuple[int, int] = (1, 1),
-) -> EvalLoader | MotionEvalLoader:
-    """Return a loader of the complete source for evaluation on one process."""
-    if isinstance(source, MotionSet):
-        return MotionEvalLoader(source.to(device), batch_size)
-    pin = torch.device(device).type == "cuda"
-    return EvalLoader(source, make_eval_transform(preprocess, views), batch_size, workers, pin_memory=pin)
-
-
-class CustomFirst:
-    """A transform that is preceded by a user's function of its arguments: image, or image and mask or objects."""
-
-    def __init__(self, function: Callable[..., Any], transform: Callable[..., Any]):
-        self.function, self.transform = function, transform
-
-    def __call__(self, *sample: Any) -> Any:
-        changed = self.function(*sample)
-        return self.transform(*(changed if len(sample) > 1 else (changed,)))
-
-
-def with_custom(name: str, transform: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `transform`, preceded by the function `name` ("package.function", also from the current folder)."""
-    if not name:
-        return transform
-    module, _, function = name.rpartition(".")
-    sys.path.insert(0, "")
-    try:
-        return CustomFirst(getattr(importlib.import_module(module), function), transform)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise RecipeError(f"augment.custom: expected package.function, got {name!r} ({error}).") from error
-    finally:
-        sys.path.remove("")
 
 
 def augment_options(augment: Augment) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 import csv
 import sys
 import time
+from contextlib import suppress
+from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +13,24 @@ from lightning.pytorch import Callback, loggers
 from lightning.pytorch.callbacks import RichProgressBar
 
 from saccade.engine.module import TrainingModule
+from saccade.engine.recipe import RecipeError
 from saccade.engine.results import METRIC_NAMES
+
+LOGGERS = {"tensorboard": "pip install 'saccade[train]'", "wandb": "pip install wandb", "mlflow": "pip install mlflow"}
+
+
+def check_logger(name: str) -> None:
+    """Raise before training starts if the package of trainer.logger is not installed."""
+    if name in LOGGERS and find_spec(name) is None:
+        raise RecipeError(
+            f"trainer.logger={name} needs {name}, which is not installed. Run {LOGGERS[name]}, or use csv."
+        )
 
 
 def make_logger(name: str, out: Path, steps: int) -> Any:
     """Return Lightning's logger for a run resumed at `steps`; None for "csv", and for "auto" without TensorBoard."""
-    if name in ("auto", "tensorboard"):
-        try:
-            return loggers.TensorBoardLogger(out, "", "tensorboard", purge_step=steps + 1 if steps else None)
-        except ModuleNotFoundError:
-            if name == "auto":
-                return None
-            raise
+    if name == "tensorboard" or (name == "auto" and find_spec("tensorboard")):
+        return loggers.TensorBoardLogger(out, "", "tensorboard", purge_step=steps + 1 if steps else None)
     if name == "wandb":
         return loggers.WandbLogger(out.name, out, id=out.name, resume="allow", project="saccade")
     if name == "mlflow":
@@ -50,7 +59,7 @@ class MetricsLog(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.resumed_rows = state_dict["rows"]
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # not earlier: fsdp2 loads checkpoints after setup
         steps = pl_module.clock.steps  # 0, or the step of the checkpoint
         self.rows = [row for row in read_rows(self.file) if row["step"] <= steps][: self.resumed_rows]
         metrics = [f"train_{name}" for name in pl_module.train_metrics]
@@ -110,11 +119,9 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
     rows = []
     with open(file, newline="") as handle:
         for row in csv.DictReader(handle):
-            try:
+            with suppress(TypeError, ValueError, KeyError):
                 values = {key: float(value) for key, value in row.items() if key and value}
                 rows.append(values | {"step": int(values["step"])})
-            except (TypeError, ValueError, KeyError):
-                continue
     return rows
 
 
@@ -163,14 +170,9 @@ def status(module: TrainingModule) -> dict[str, str]:
     if speed := clock.images_per_second(module.recipe.batch_size):
         texts["images/s"] = f"{speed:,.0f}"
     if clock.progress < 1 and (seconds := clock.seconds_left()):
-        texts["left"] = format_duration(seconds)
+        texts["left"] = str(timedelta(seconds=int(seconds)))
     if "loss" in validation:
         texts["val loss"] = f"{validation['loss']:.3f}"
     if validation:
         texts[METRIC_NAMES[module.monitor]] = f"{validation[module.monitor]:.2f} %"
     return texts
-
-
-def format_duration(seconds: float) -> str:
-    days, seconds = divmod(int(seconds), 86400)
-    return f"{f'{days} d ' if days else ''}{time.strftime('%H:%M:%S', time.gmtime(seconds))}"

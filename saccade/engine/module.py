@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import LightningModule
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from saccade.data.loader import seed_all
 from saccade.engine.clock import Clock
@@ -20,7 +21,9 @@ from saccade.engine.recipe import Recipe, RecipeError
 from saccade.engine.schedule import make_optimizer, make_schedule
 from saccade.inference.compile import compile_options
 from saccade.models.card import Card, Preprocess, preprocess_of
+from saccade.reports.page import Thumbnail
 from saccade.tasks.classification import freeze_batch_norms
+from saccade.tasks.evaluators import Evaluation, Evaluator
 from saccade.tasks.losses import balanced_weights
 
 AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by trainer.precision
@@ -47,15 +50,8 @@ def assemble_with_head(
     if recipe.regularize.drop_path:
         kwargs["drop_path_rate"] = recipe.regularize.drop_path
     seed_all(recipe.seed)
-    model = create(
-        options.name,
-        options.head,
-        len(sources.classes),
-        options.pretrained,
-        checkpoint=options.checkpoint,
-        backbone_kwargs=kwargs,
-        head_kwargs=head_kwargs,
-    )
+    named = {"checkpoint": options.checkpoint, "backbone_kwargs": kwargs, "head_kwargs": head_kwargs}
+    model = create(options.name, options.head, len(sources.classes), options.pretrained, **named)
     preprocess = preprocess_of(model.backbone_model)._replace(size=size or model.transform.min_size[-1], crop_pct=1.0)
     common = (options.name, len(sources.classes), dict(options.kwargs), sources.classes, preprocess, recipe.task)
     card = Card(*common, options.head, head_kwargs, data.val_size if recipe.task == "segmentation" else None)
@@ -63,26 +59,25 @@ def assemble_with_head(
 
 
 class WeightAverage(ModelEmaV3):
-    """timm's EMA with cached tensor lists: for small models, collecting them costs more than averaging.
+    """timm's EMA on cached tensors, which are collected at the first step: local shards if the model is sharded."""
 
-    The model must be on its final device before the first step.
-    """
-
-    _tensors: tuple[list[Tensor], ...] | None = None
+    _tensors: tuple[list[Tensor], list[Tensor]] | None = None
 
     def apply_update_(self, model: nn.Module, decay: float) -> None:
         if self._tensors is None:
-            averages, weights = list(self.module.state_dict().values()), list(model.state_dict().values())
-            is_float = [tensor.is_floating_point() for tensor in averages]
-            self._tensors = tuple(
-                [tensor for tensor, floating in zip(tensors, is_float, strict=True) if floating == wanted]
-                for wanted in (True, False)
-                for tensors in (averages, weights)
-            )
-        averages, weights, average_counters, counters = self._tensors
-        torch._foreach_lerp_(averages, weights, weight=1 - decay)
-        if average_counters:
-            torch._foreach_copy_(average_counters, counters)
+            states = [map(local_tensor, module.state_dict().values()) for module in (self.module, model)]
+            pairs = sorted(zip(*states, strict=True), key=lambda pair: pair[0].is_floating_point())
+            self._counters = sum(not average.is_floating_point() for average, _ in pairs)  # the first ones
+            self._tensors = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        averages, weights = self._tensors
+        torch._foreach_lerp_(averages[self._counters :], weights[self._counters :], weight=1 - decay)
+        if self._counters:
+            torch._foreach_copy_(averages[: self._counters], weights[: self._counters])
+
+
+def local_tensor(tensor: Any) -> Tensor:
+    """Return a tensor, or the part of a DTensor that is on this process, sharing its memory."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 class TrainingModule(LightningModule):
@@ -96,6 +91,11 @@ class TrainingModule(LightningModule):
     monitor: ClassVar[str]
     train_metrics: ClassVar[tuple[str, ...]]
     val_metrics: ClassVar[tuple[str, ...]]
+    # Of the report: metric per class, titles of the examples, their number, their width in px
+    class_metric: ClassVar[str]
+    example_titles: ClassVar[tuple[str, str]] = ("Worst predictions", "Best predictions")
+    num_examples: ClassVar[int]
+    example_side: ClassVar[int] = 300
 
     def __init__(
         self, model: nn.Module, recipe: Recipe, sources: Sources, preprocess: Preprocess, clock: Clock, out: str
@@ -111,12 +111,9 @@ class TrainingModule(LightningModule):
         self.unchecked_losses: list[tuple[int, Tensor, Tensor]] = []  # step, loss, image indices
         self.metric_sum: Tensor | None = None  # of train_metrics, since the last log row
         self.metric_count = 0
-        self.val_loss_sum: Tensor  # (2,) summed loss, number of images
         self.last_loss: Tensor | None = None
-        self.partition: Partition
-        self.loaders: Loaders
-        self.stream: BatchStream
-        self.rng: torch.Generator
+        self.loaders: Any = None  # Loaders; with `partition`, `stream` and `rng` set by `set_up_loaders`
+        self.evaluator: Any = None  # an Evaluator, from the first validation on
         self.validation: dict[str, float] = {}
         self.validation_pending = False  # due after the last optimizer step and not finished
 
@@ -140,24 +137,17 @@ class TrainingModule(LightningModule):
         """Return the values of `train_metrics` in order: the loss, then fractions between 0 and 1."""
 
     @abstractmethod
-    def reset_metrics(self) -> None:
-        """Reset the validation metrics."""
+    def make_evaluator(self, sync: bool) -> Evaluator:
+        """Return the metrics of the validation set; with `sync`, over all processes."""
 
     @abstractmethod
-    def update_metrics(self, model: nn.Module, batch: Any) -> None:
-        """Add the predictions for one batch to the validation metrics."""
+    def example(self, model: nn.Module, values: dict[str, Any]) -> list[Thumbnail]:
+        """Draw a validation image with its prediction for the report; `values` are those of the evaluator."""
 
-    @abstractmethod
-    def compute_metrics(self) -> dict[str, float]:
-        """Return the values of `val_metrics` over all processes."""
-
-    @abstractmethod
-    def evaluate(self, model: nn.Module, device: torch.device) -> Any:
-        """Evaluate the saved model on the full validation set, on one process; `summary()` goes into result.json."""
-
-    @abstractmethod
-    def report_sections(self, model: nn.Module, evaluation: Any) -> list[tuple[str, str]]:
-        """Return the task's sections of the report: titles and HTML."""
+    def rank_examples(self, images: dict[str, Tensor]) -> tuple[list[int], list[int]]:
+        """Return positions of the worst and of the best predictions."""
+        order = images["quality"].argsort().tolist()
+        return order, order[::-1]
 
     def compile_model(self, mode: str | None) -> None:
         self.model.compile(**compile_options(mode))
@@ -172,6 +162,20 @@ class TrainingModule(LightningModule):
         self.schedule = make_schedule(optimizer, recipe.schedule, recipe.epochs, steps)
         return optimizer
 
+    def configure_model(self) -> None:
+        """With strategy "fsdp2", shard every block and then the remaining parameters, of the model and of its EMA."""
+        if self.device_mesh is None or self.sharded_modules():
+            return
+        for model in (self.model,) if self.ema is None else (self.model, self.ema.module):
+            blocks = [block for name, block in model.named_modules() if name.split(".")[-2:-1] == ["blocks"]]
+            for module in (*blocks, model):
+                fully_shard(module, mesh=self.device_mesh["data_parallel"])
+            if hasattr(model, "losses_and_logits"):  # of segmenters, called instead of forward
+                register_fsdp_forward_method(model, "losses_and_logits")
+
+    def sharded_modules(self) -> list[FSDPModule]:
+        return [module for module in self.modules() if isinstance(module, FSDPModule)]
+
     def train_dataloader(self) -> Any:
         self.set_up_loaders()
         return self.stream
@@ -181,7 +185,7 @@ class TrainingModule(LightningModule):
         return self.loaders.val
 
     def set_up_loaders(self) -> None:
-        if hasattr(self, "loaders"):
+        if self.loaders is not None:
             return
         trainer, device = self.trainer, self.trainer.strategy.root_device
         world = (trainer.global_rank, trainer.world_size, trainer.num_nodes)
@@ -237,17 +241,31 @@ class TrainingModule(LightningModule):
 
     def on_validation_start(self) -> None:
         self.clock.pause()
-        self.val_loss_sum = torch.zeros(2, device=self.device)
-        self.reset_metrics()
+        self.evaluator = self.evaluator or self.make_evaluator(sync=True)
+        self.evaluator.reset(self.device)
+        for module in self.sharded_modules():  # processes may have different numbers of validation batches
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
 
     def validation_step(self, batch: AnyBatch) -> None:
         self.sources.unreadable.add(batch.bad, "validation")
         if len(batch.labels):
             self.update_metrics(self.eval_model, batch)
 
+    def update_metrics(self, model: nn.Module, batch: AnyBatch) -> None:
+        self.evaluator.update(model, batch)
+
+    def compute_metrics(self) -> dict[str, float]:
+        """Return the values of `val_metrics` over all processes."""
+        metrics = self.evaluator.compute().metrics
+        return {name: metrics[name] for name in self.val_metrics if name in metrics}
+
     def on_validation_epoch_end(self) -> None:
         self.validation = self.compute_metrics()
         self.validation_pending = False
+        for module in self.sharded_modules():
+            module.set_reshard_after_forward(True, recurse=False)
+            module.reshard()
 
     def on_train_epoch_end(self) -> None:
         if self.clock.done():
@@ -290,11 +308,9 @@ class TrainingModule(LightningModule):
     def check_weights(self) -> None:
         """Raise if a weight is not finite; a step can ruin the weights although its own loss was finite."""
         self.check_losses()
-        if not bool(torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()]).all()):
-            raise NonFiniteLoss(
-                f"the weights are not finite after step {self.clock.steps}. "
-                f"{self.out}/last.ckpt is from an earlier step, with finite weights."
-            )
+        if not all(torch.stack([local_tensor(weight).isfinite().all() for weight in self.model.parameters()]).tolist()):
+            text = f"the weights are not finite after step {self.clock.steps}."
+            raise NonFiniteLoss(f"{text} {self.out}/last.ckpt is from an earlier step, with finite weights.")
 
     def check_losses(self) -> None:
         """Raise if a loss since the last check is not finite."""
@@ -315,12 +331,9 @@ class TrainingModule(LightningModule):
         self.metric_sum, self.metric_count = None, 0
         if total is None:
             return None
-        mean = self.trainer.strategy.reduce(total / count, reduce_op="mean")
-        assert isinstance(mean, Tensor)
-        return {
-            name: float(value) * (1 if name == "loss" else 100)
-            for name, value in zip(self.train_metrics, mean, strict=True)
-        }
+        mean: Any = self.trainer.strategy.reduce(total / count, reduce_op="mean")
+        values = zip(self.train_metrics, mean.tolist(), strict=True)
+        return {name: value if name == "loss" else 100 * value for name, value in values}
 
     # Shared by the tasks
 
@@ -335,31 +348,23 @@ class TrainingModule(LightningModule):
             raise RecipeError(f"expected {len(classes)} values in regularize.class_weights, got {len(given)}.")
         return torch.tensor(given, dtype=torch.float)
 
-    def add_val_loss(self, loss: Tensor, num_images: int) -> None:
-        """Add the mean loss of a validation batch."""
-        self.val_loss_sum += torch.stack([loss * num_images, loss.new_tensor(num_images)])
-
-    def mean_val_loss(self) -> float:
-        """Return the validation loss over all processes."""
-        total = self.trainer.strategy.reduce(self.val_loss_sum, reduce_op="sum")
-        assert isinstance(total, Tensor)
-        return float(total[0] / total[1])
-
     @property
     def eval_model(self) -> nn.Module:
         """The model that is validated and saved: the EMA, if there is one."""
         return self.model if self.ema is None else self.ema.module
 
     @property
-    def autocast_dtype(self) -> torch.dtype | None:
-        return AUTOCAST_DTYPES.get(self.recipe.trainer.precision)
-
-    @property
     def epoch(self) -> float:
         """Number of epochs trained."""
         return self.clock.steps * self.recipe.epochs / self.clock.total_steps
 
-    def full_validation(self, device: torch.device) -> Any:
-        """Return a loader of the full validation set for this process alone, with all views of a video."""
-        alone = Partition.of(self.recipe, self.sources, device)
-        return self.make_loaders(alone._replace(images=self.partition.images, views=self.recipe.data.views)).val
+    def prepare_on_device(self, batch: AnyBatch) -> None:
+        """Do the work of a training step before the model, for measurements."""
+        self.prepare(self.transfer_batch_to_device(batch, self.rng.device, 0))
+
+    def evaluate(self, model: nn.Module, device: torch.device) -> Evaluation:
+        """Evaluate the saved model on the full validation set, on this process alone, with all views of a video."""
+        partition = Partition.of(self.recipe, self.sources, device)
+        partition = partition._replace(images=self.partition.images, views=self.recipe.data.views)
+        self.evaluator, dtype = self.make_evaluator(sync=False), AUTOCAST_DTYPES.get(self.recipe.trainer.precision)
+        return self.evaluator.evaluate(model, self.make_loaders(partition).val, device, dtype)

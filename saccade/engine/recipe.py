@@ -6,6 +6,7 @@ Models, heads and loaders never receive a recipe: the engine passes them plain v
 """
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from saccade._extras import require
+
+HEADS = {"segmentation": "vt_fpn, fpn, paca, upernet, sparse", "detection": "mask_rcnn, cascade_mask_rcnn, sparse"}
 
 
 class RecipeError(ValueError):
@@ -171,7 +174,7 @@ class Trainer:
     accelerator: str = "auto"  # cpu, gpu, …
     devices: int | Literal["auto"] = 1  # processes per machine
     num_nodes: int = 1  # machines
-    strategy: str = "auto"  # ddp, …
+    strategy: str = "auto"  # ddp; fsdp2: weights, gradients and optimizer state sharded per block; or another one
     sync_batchnorm: bool = False  # over all GPUs
     accumulate: int = 1  # micro-batches per optimizer step
     channels_last: bool = True  # memory format of model and images
@@ -212,22 +215,16 @@ class Recipe:
         _check(0 <= self.distill.weight <= 1, f"distill.weight must be between 0 and 1, got {self.distill.weight}")
         _check(0 <= self.ema.decay < 1, f"ema.decay must be between 0 and 1, got {self.ema.decay}")
         _check(self.trainer.accumulate >= 1, f"trainer.accumulate must be at least 1, got {self.trainer.accumulate}")
-        sharded = self.trainer.strategy.startswith(("fsdp", "deepspeed", "model_parallel"))
-        _check(
-            not (sharded and self.ema.decay),
-            f"ema.decay needs unsharded weights, got trainer.strategy={self.trainer.strategy}. Use ddp",
-        )
-        heads = {
-            "segmentation": "vt_fpn, fpn, paca, upernet, sparse",
-            "detection": "mask_rcnn, cascade_mask_rcnn, sparse",
-        }
-        if self.task in heads:
-            _check(bool(self.model.head), f"{self.task} needs model.head: {heads[self.task]}")
-        mixes = self.augment.mixup > 0 or self.augment.cutmix > 0
-        _check(
-            not (mixes and self.batch_size % 2),
-            f"mixup and cutmix pair images: batch_size must be even, got {self.batch_size}",
-        )
+        strategy = self.trainer.strategy
+        if strategy == "fsdp2":
+            _check(self.trainer.devices != "auto", "trainer.strategy=fsdp2 needs a number in trainer.devices, got auto")
+            _check(self.trainer.precision != "16-mixed", "fsdp2 supports 32-true and bf16-mixed, got 16-mixed")
+        elif strategy.startswith(("fsdp", "deepspeed", "model_parallel")):
+            _check(not self.ema.decay, f"ema.decay needs ddp or fsdp2, got trainer.strategy={strategy}")
+        if self.task in HEADS:
+            _check(bool(self.model.head), f"{self.task} needs model.head: {HEADS[self.task]}")
+        odd = self.batch_size % 2 and (self.augment.mixup > 0 or self.augment.cutmix > 0)
+        _check(not odd, f"mixup and cutmix pair images: batch_size must be even, got {self.batch_size}")
 
 
 def load_recipe(source: str | Path | Mapping[str, Any] | None, changes: Sequence[str | tuple[str, Any]] = ()) -> Recipe:
@@ -255,7 +252,7 @@ def load_recipe(source: str | Path | Mapping[str, Any] | None, changes: Sequence
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe as plain values for YAML or JSON."""
-    return {key: _plain(value) for key, value in dataclasses.asdict(recipe).items()}
+    return json.loads(json.dumps(dataclasses.asdict(recipe)))  # tuples as lists
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -265,12 +262,6 @@ def to_yaml(recipe: Recipe) -> str:
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise RecipeError(f"{message}.")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _read_yaml(text: str) -> Any:

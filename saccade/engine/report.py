@@ -1,46 +1,32 @@
 """report.html: a finished run as one self-contained page."""
 
-import io
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-from torch import Tensor
+import torch
+from torch import nn
 
+from saccade._files import write_file
 from saccade.data.decode.image import BadImage
-from saccade.data.decode.video import middle_frame
-from saccade.data.sources.base import Source
+from saccade.engine.module import TrainingModule
 from saccade.engine.recipe import Recipe, to_yaml
-from saccade.engine.results import METRIC_NAMES, write_text
-from saccade.engine.tasks.evaluate_classifier import Evaluation
-from saccade.reports.charts import line_chart, matrix_chart
-from saccade.reports.page import Thumbnail, data_url, part, render
+from saccade.engine.results import METRIC_NAMES
+from saccade.reports.charts import classes_section, line_chart
+from saccade.reports.page import part, render
+from saccade.tasks.evaluators import Evaluation
 from saccade.tasks.segmentation_drawing import class_colours
-
-NUM_EXAMPLES = 12  # images per section, and rows in the table of confusions
-MAX_MATRIX_CLASSES = 60  # classes up to which the confusion matrix is drawn
 
 
 def write_report(
-    path: Path,
-    result: dict[str, Any],
-    rows: Sequence[dict[str, Any]],
-    task_sections: Sequence[tuple[str, Any]],
-    recipe: Recipe,
+    path: Path, result: dict[str, Any], rows: Sequence[dict[str, Any]], sections: list[tuple[str, Any]], recipe: Recipe
 ) -> None:
-    """Write the page; `rows` are those of metrics.csv, `task_sections` titles and markup."""
+    """Write the page; `rows` are those of metrics.csv, `sections` those of the task."""
     environment = result["machine"] | {"command": result["command"] or "saccade.train(…)"}
-    page = render(
-        "training.html",
-        result=result,
-        facts=_facts(result),
-        curves=_curves(rows, result["score"], ema=recipe.ema.decay > 0),
-        sections=task_sections,
-        environment=environment,
-        recipe=to_yaml(recipe),
-    )
-    write_text(path, page)
+    curves, facts = _curves(rows, result["score"], ema=recipe.ema.decay > 0), _facts(result)
+    values = {"environment": environment, "recipe": to_yaml(recipe), "sections": sections}
+    write_file(path, render("training.html", result=result, facts=facts, curves=curves, **values))
 
 
 def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -56,19 +42,16 @@ def _facts(result: dict[str, Any]) -> list[tuple[str, str]]:
         (f"{result['parameters'] / 1e6:.2f} M", "parameters"),
         (f"{result['multiply_adds'] / 1e6:,.0f} M", f"multiply-adds, {result['image_size']} px"),
     ]
-    if result["train_images_per_s"]:
-        facts.append((f"{result['train_images_per_s']:,.0f}", "images/s, training"))
-    if result["loader_images_per_s"]:
-        facts.append((f"{result['loader_images_per_s']:,.0f}", "images/s, data loader alone"))
-    if result["memory_gib"]:
-        facts.append((f"{result['memory_gib']:.1f} GiB", "peak GPU memory"))
-    facts.append((f"{result['unreadable']}", "unreadable images"))
+    measured = {"train_images_per_s": ("{:,.0f}", "images/s, training")}
+    measured |= {"loader_images_per_s": ("{:,.0f}", "images/s, data loader alone")}
+    measured |= {"memory_gib": ("{:.1f} GiB", "peak GPU memory"), "unreadable": ("{}", "unreadable images")}
+    facts += [(text.format(result[key]), name) for key, (text, name) in measured.items() if result[key] is not None]
     return facts
 
 
 def _curves(rows: Sequence[dict[str, Any]], score: str, ema: bool) -> list[Any]:
     def series(name: str, key: str) -> tuple[str, list[float], list[float]]:
-        points = _thin([row for row in rows if row.get(key) is not None])
+        points = [row for row in rows if row.get(key) is not None]
         return name, [row["epoch"] for row in points], [row[key] for row in points]
 
     validation = "validation (EMA)" if ema else "validation"
@@ -81,59 +64,21 @@ def _curves(rows: Sequence[dict[str, Any]], score: str, ema: bool) -> list[Any]:
     ]
 
 
-def _thin(rows: list[dict[str, Any]], limit: int = 400) -> list[dict[str, Any]]:
-    """Return every n-th row and the last one, about `limit` in all."""
-    step = -(-len(rows) // limit) or 1
-    return rows[::step] + (rows[-1:] if (len(rows) - 1) % step else [])
-
-
-def classes_section(values: Sequence[float | None], confusion: Tensor | None, classes: list[str], metric: str) -> Any:
-    """Return bars of a metric per class (percent) and the confusion matrix, which counts (true, predicted) pairs."""
-    measured = [(name, value) for name, value in zip(classes, values, strict=True) if value is not None]
-    bars = [(name, value / 100, f"{value:.1f}") for name, value in sorted(measured, key=lambda entry: entry[1])]
-    matrix = [] if confusion is None else confusion.tolist()
-    drawn = matrix_chart(matrix, classes) if matrix and len(classes) <= MAX_MATRIX_CLASSES else ""
-    return part("classes", metric, bars, drawn, _most_confused(matrix, classes))
-
-
-def _most_confused(matrix: list[list[int]], classes: list[str]) -> list[tuple[str, str, int]]:
-    """Return the most frequent pairs of true and predicted class with their count."""
-    counts = [(times, i, j) for i, row in enumerate(matrix) for j, times in enumerate(row) if i != j and times]
-    return [(classes[i], classes[j], times) for times, i, j in sorted(counts, reverse=True)[:NUM_EXAMPLES]]
-
-
-def examples_section(evaluation: Evaluation, source: Source, worst: bool) -> Any:
-    """Return the errors with the highest loss, or the correct predictions with the lowest."""
-    correct = evaluation.predicted == evaluation.labels
-    order = evaluation.losses.argsort(descending=worst)
-    figures = []
-    for i in [int(i) for i in order if bool(correct[i]) != worst][:NUM_EXAMPLES]:
-        index = int(evaluation.indices[i])
-        label, predicted = source.classes[int(evaluation.labels[i])], source.classes[int(evaluation.predicted[i])]
-        caption = f"{predicted} {float(evaluation.confidence[i]):.0%}" + (f"\ntrue: {label}" if worst else "")
-        try:
-            figures.append(image_figure(middle_frame(source.read(index)), source.name(index), caption))
-        except BadImage:
-            continue
-    return image_grid(figures)
-
-
-def image_grid(figures: Sequence[Thumbnail], side: int = 108) -> Any:
-    """Return images in rows, each at least `side` px wide."""
-    return part("grid", figures, side)
-
-
-def legend(classes: Sequence[str]) -> Any:
-    """Return the colours of the classes of a segmentation."""
-    return part("legend", list(zip(classes, class_colours(len(classes)).tolist(), strict=True)))
-
-
-def image_figure(image: Image.Image, name: str, caption: str, side: int = 128) -> Thumbnail:
-    """Return an image, resized to `side` px, with its caption; enlarged with visible pixels if it is smaller."""
-    factor = side / max(image.size)
-    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
-    image = image.resize(size, Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=85)
-    label, _, note = caption.partition("\n")
-    return Thumbnail(data_url(buffer.getvalue(), "jpeg"), label, note, name=name)
+@torch.inference_mode()
+def task_sections(module: TrainingModule, model: nn.Module, evaluation: Evaluation) -> list[tuple[str, Any]]:
+    """Return titles and markup: metrics per class, then the worst and the best predictions."""
+    if not evaluation.per_class:  # data without labels
+        return []
+    classes, images = module.sources.classes, evaluation.images
+    confusion = [] if evaluation.confusion is None else evaluation.confusion.tolist()
+    sections = [("Classes", classes_section(evaluation.per_class, confusion, classes, module.class_metric))]
+    for title, rows in zip(module.example_titles, module.rank_examples(images), strict=True):
+        figures = []
+        for row in rows[: module.num_examples]:
+            with suppress(BadImage):
+                figures += module.example(model, {name: values[row].item() for name, values in images.items()})
+        sections.append((title, part("grid", figures, module.example_side)))
+    if module.recipe.task == "segmentation":
+        colours = list(zip(classes, class_colours(len(classes)).tolist(), strict=True))
+        sections[1] = (sections[1][0], part("legend", colours) + sections[1][1])
+    return sections

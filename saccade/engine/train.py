@@ -7,23 +7,27 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.layer_sync import LayerSync
+from lightning.pytorch.strategies import ModelParallelStrategy
 from timm.layers import convert_sync_batchnorm
 from torch import nn
 
-from saccade.engine.checkpointing import Checkpointer, SignalHandler, StoppedBySignal
+from saccade._files import write_file, write_json
+from saccade.benchmark.machine import best_time
+from saccade.engine.checkpointing import Checkpointer, StoppedBySignal
 from saccade.engine.clock import Clock
-from saccade.engine.logs import MetricsLog, ProgressBar
+from saccade.engine.logs import MetricsLog, ProgressBar, check_logger
 from saccade.engine.module import TrainingModule, TrainingSetup
 from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
-from saccade.engine.report import write_report
+from saccade.engine.report import task_sections, write_report
 from saccade.engine.resolve import fit_to_data, resolve_recipe
-from saccade.engine.results import describe_run, write_json, write_text
+from saccade.engine.results import describe_run
 from saccade.engine.tasks.align import AlignmentModule
 from saccade.engine.tasks.classify import ClassificationModule
 from saccade.engine.tasks.detect import DetectionModule
@@ -129,7 +133,8 @@ def train(
     if recipe is None and not model and resume and out is not None and (Path(out) / "recipe.yaml").is_file():
         recipe = Path(out) / "recipe.yaml"
     no_epochs = recipe is None and "epochs" not in settings and not any(text.startswith("epochs=") for text in changes)
-    recipe = resolve_recipe(recipe, model, head, data, changes, settings)
+    recipe = with_launcher(resolve_recipe(recipe, model, head, data, changes, settings))
+    check_logger(recipe.trainer.logger)
     out = Path(out or default_folder(recipe))
     if (out / "last.ckpt").exists() and not resume:
         raise RecipeError(f"{out} already contains a run. Continue it with --resume, or choose another --out.")
@@ -143,8 +148,8 @@ def train(
     warn_if_slow(network, preprocess, recipe, clock, device)
     checkpointer, log = Checkpointer(out, card, recipe.trainer), MetricsLog(out)
     stopped = ""
-    with quiet_lightning(), SignalHandler(checkpointer) as signals:
-        callbacks = [log, checkpointer, signals] + ([ProgressBar()] if progress else [])
+    with quiet_lightning():
+        callbacks = [log, checkpointer] + ([ProgressBar()] if progress else [])
         trainer = Trainer(**trainer_options(recipe, device), callbacks=callbacks, enable_progress_bar=progress)
         try:
             trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
@@ -154,9 +159,9 @@ def train(
         return Run(out, {"stopped": stopped, "step": clock.steps} if stopped else {}, stopped)
     best, device_used = Run(out, {}).model, trainer.strategy.root_device
     evaluation = module.evaluate(best, device_used)
-    result = describe_run(best, module, evaluation, checkpointer.best, command, device_used)
+    result = describe_run(best, module, evaluation, checkpointer.best, command)
     write_json(out / "result.json", result)
-    write_report(out / "report.html", result, log.rows, module.report_sections(best, evaluation), recipe)
+    write_report(out / "report.html", result, log.rows, task_sections(module, best, evaluation), recipe)
     return Run(out, result)
 
 
@@ -167,11 +172,8 @@ def warn_if_slow(model: Any, preprocess: Preprocess, recipe: Recipe, clock: Cloc
         return
     network = getattr(model, "backbone_model", model).eval()
     frames, size = (preprocess.frames,) if preprocess.frames > 1 else (), preprocess.size
-    image, seconds = torch.zeros(1, 3, *frames, size, size), 0.0
-    for _ in range(2):  # the first includes the start of threads
-        started = time.monotonic()
-        network(image)
-        seconds = time.monotonic() - started
+    image = torch.zeros(1, 3, *frames, size, size)
+    seconds = best_time(lambda: network(image), "cpu", repeats=1)
     network.train()
     hours = 3 * seconds * recipe.batch_size * clock.total_steps / 3600
     if hours > 1:
@@ -180,6 +182,14 @@ def warn_if_slow(model: Any, preprocess: Preprocess, recipe: Recipe, clock: Cloc
             "--epochs N, a smaller --size, or --set trainer.max_minutes=N.",
             hours, recipe.epochs, recipe.batch_size * clock.total_steps // recipe.epochs,
         )  # fmt: skip
+
+
+def with_launcher(recipe: Recipe) -> Recipe:
+    """Return the recipe with the number of processes that torchrun has started."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return recipe
+    local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+    return replace(recipe, trainer=replace(recipe.trainer, devices=local, num_nodes=world // local))
 
 
 def default_folder(recipe: Recipe) -> Path:
@@ -199,7 +209,7 @@ def prepare_folder(out: Path, recipe: Recipe) -> Path | None:
                 raise RecipeError(f"a resumed run cannot change {key}: it was {old!r} and is now {new!r}.{hint}")
             _logger.warning("resuming with %s=%r (was %r)", key, new, old)
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        write_text(saved, to_yaml(recipe))
+        write_file(saved, to_yaml(recipe))
     return checkpoint if checkpoint.exists() else None
 
 
@@ -223,7 +233,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -
 def assemble(recipe: Recipe) -> TrainingSetup:
     """Create model, card, data and preprocessing for the recipe's task."""
     setup = module_of(recipe).assemble(recipe)
-    if recipe.trainer.channels_last:
+    if recipe.trainer.channels_last and recipe.trainer.strategy != "fsdp2":  # which needs contiguous weights
         setup.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if recipe.trainer.grad_checkpointing:
         setup.model.set_grad_checkpointing()  # type: ignore[operator]
@@ -254,22 +264,24 @@ class TimmSyncBatchNorm(LayerSync):
 def trainer_options(recipe: Recipe, device: str | None) -> dict[str, Any]:
     """Return the keyword arguments of Lightning's Trainer."""
     options = recipe.trainer
-    accelerator, devices, plugins = options.accelerator, options.devices, []
+    accelerator, devices, strategy = options.accelerator, options.devices, options.strategy
     if device is not None:
         kind, _, number = device.partition(":")
         accelerator = {"cuda": "gpu"}.get(kind, kind)
         devices = [int(number)] if number else devices
-    if options.sync_batchnorm and torch.cuda.is_available() and accelerator != "cpu":
-        plugins = [TimmSyncBatchNorm()]
-    elif options.sync_batchnorm and devices not in (1, "auto"):
+    on_gpu = torch.cuda.is_available() and accelerator != "cpu"
+    if options.sync_batchnorm and not on_gpu and devices not in (1, "auto"):
         raise RecipeError("trainer.sync_batchnorm needs GPUs (torch.nn.SyncBatchNorm). Set it to false.")
+    if strategy == "fsdp2":  # Lightning's defaults mean tensor parallelism
+        world = int(options.devices) * options.num_nodes
+        strategy = ModelParallelStrategy(world, tensor_parallel_size=1, save_distributed_checkpoint=False)
     return {
         "accelerator": accelerator,
         "devices": devices,
         "num_nodes": options.num_nodes,
-        "strategy": options.strategy,
+        "strategy": strategy,
         "precision": options.precision,
-        "plugins": plugins,
+        "plugins": [TimmSyncBatchNorm()] if options.sync_batchnorm and on_gpu else [],
         "max_epochs": -1,  # the clock ends the run
         "accumulate_grad_batches": options.accumulate,
         "gradient_clip_val": recipe.optimizer.clip_grad,
@@ -287,15 +299,15 @@ def trainer_options(recipe: Recipe, device: str | None) -> dict[str, Any]:
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Hide Lightning's tips and warnings; errors still appear."""
-    names = ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
-    levels = {name: logging.getLogger(name).level for name in names}
-    for name in names:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
     try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"lightning\..*")
             warnings.filterwarnings("ignore", message=r".*(IterableDataset|num_workers|tensorboardX|LeafSpec).*")
             yield
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

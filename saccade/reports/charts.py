@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from saccade._extras import require
+from saccade.reports.page import part
 
 INK, SOFT, GRID = "#1a2028", "#5b6472", "#e3e7ec"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444", "#8c6d31")  # Okabe and Ito
 VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--line"} | {c: f"--line-{i}" for i, c in enumerate(COLOURS)}
 MARKERS = "osD^vPX*"
+MAX_CONFUSIONS = 12  # rows in the table of confusions
+MAX_MATRIX_CLASSES = 60  # classes up to which the confusion matrix is drawn
 Series = tuple[str, Sequence[float], Sequence[float]]  # name, x, y
 
 
@@ -82,7 +85,7 @@ def line_chart(title: str, series: Sequence[Series], x_label: str) -> Any:
     with style():
         figure, (ax,) = new_chart()
         for colour, (name, xs, ys) in zip(COLOURS, series, strict=False):
-            points = [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
+            points = thin([(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)])
             marker = "o" if len(points) <= 60 else ""
             ax.plot(*zip(*points, strict=True), color=colour, label=name, marker=marker, markersize=3, linewidth=1.6)
         ax.set_title(title, loc="left", fontweight="bold")
@@ -90,6 +93,26 @@ def line_chart(title: str, series: Sequence[Series], x_label: str) -> Any:
         if len(series) > 1:
             ax.legend()
         return to_svg(figure)
+
+
+def thin(points: list[Any], limit: int = 400) -> list[Any]:
+    """Return every n-th point and the last one, about `limit` in all."""
+    step = -(-len(points) // limit) or 1
+    return points[::step] + (points[-1:] if (len(points) - 1) % step else [])
+
+
+def classes_section(values: Sequence[float | None], confusion: list[list[int]], names: list[str], metric: str) -> Any:
+    """Return bars of a metric per class (percent) and the confusion matrix, which counts (true, predicted) pairs."""
+    measured = [(name, value) for name, value in zip(names, values, strict=True) if value is not None]
+    bars = [(name, value / 100, f"{value:.1f}") for name, value in sorted(measured, key=lambda entry: entry[1])]
+    drawn = matrix_chart(confusion, names) if confusion and len(names) <= MAX_MATRIX_CLASSES else ""
+    return part("classes", metric, bars, drawn, most_confused(confusion, names))
+
+
+def most_confused(matrix: list[list[int]], names: list[str]) -> list[tuple[str, str, int]]:
+    """Return the most frequent pairs of true and predicted class with their count."""
+    counts = [(times, i, j) for i, row in enumerate(matrix) for j, times in enumerate(row) if i != j and times]
+    return [(names[i], names[j], times) for times, i, j in sorted(counts, reverse=True)[:MAX_CONFUSIONS]]
 
 
 def matrix_chart(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> Any:

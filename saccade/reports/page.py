@@ -1,9 +1,12 @@
 """Self-contained HTML pages from the Jinja2 templates in templates/: inline stylesheet, embedded images, no script."""
 
 import base64
+import io
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from PIL import Image
 
 from saccade._extras import require
 
@@ -46,3 +49,13 @@ def part(name: str, *values: Any, **options: Any) -> Any:
 def data_url(content: bytes, kind: str) -> str:
     """Return an image file as a data URL; `kind` is png, jpeg or webp."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def image_figure(image: Image.Image, name: str, label: str, note: str = "", side: int = 128) -> Thumbnail:
+    """Return a Pillow image, resized to `side` px, with its caption; a smaller one is enlarged with visible pixels."""
+    factor = side / max(image.size)
+    size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+    buffer = io.BytesIO()
+    resampling = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.LANCZOS
+    image.resize(size, resampling).save(buffer, "JPEG", quality=85)
+    return Thumbnail(data_url(buffer.getvalue(), "jpeg"), label, note, name=name)

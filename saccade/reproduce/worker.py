@@ -18,16 +18,18 @@ import torch
 import saccade.models  # noqa: F401  (registers the models with timm)
 from saccade._files import write_json
 from saccade.benchmark import Case, measure
+from saccade.data.loader import EvalLoader
 from saccade.data.open import limited
-from saccade.engine.loaders import evaluation_loader, open_sources
+from saccade.engine.loaders import open_sources
 from saccade.engine.logs import read_rows
 from saccade.engine.module import AUTOCAST_DTYPES, NonFiniteLoss
 from saccade.engine.recipe import Recipe, load_recipe, to_dict
 from saccade.engine.results import machine
-from saccade.engine.tasks.evaluate_classifier import evaluate_classifier
 from saccade.engine.train import Run, train
 from saccade.reproduce.runner import STOPPED
+from saccade.tasks.evaluators import ClassEvaluator
 from saccade.tasks.load import card_of, load
+from saccade.tasks.predict import make_eval_transform
 
 TRAIN_IMAGES = 5000  # for the training top-1
 CONTEXT_GIB = 1.5  # device memory beyond this, before the run allocates any, belongs to other processes
@@ -124,9 +126,10 @@ def train_top1(out: Path, recipe: Recipe, device: str) -> float:
     preprocess = card_of(model).preprocess
     sources = open_sources(load_recipe(to_dict(recipe), ["data.cache=false"]), preprocess.size)
     source = limited(sources.train, TRAIN_IMAGES, 0)
-    batches = evaluation_loader(source, preprocess, recipe.batch_size, 0, device)
+    batches = EvalLoader(source, make_eval_transform(preprocess), recipe.batch_size, 0)
     dtype = AUTOCAST_DTYPES.get(recipe.trainer.precision)
-    return evaluate_classifier(model, batches, len(sources.classes), preprocess, device, dtype).top1
+    evaluator = ClassEvaluator(len(sources.classes), preprocess)
+    return evaluator.evaluate(model, batches, device, dtype).metrics["top1"]
 
 
 def latency(recipe: Recipe, device: str) -> float:

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from contextlib import AbstractContextManager
 from http.client import HTTPException
 from pathlib import Path
@@ -16,6 +15,8 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from huggingface_hub.utils import WeakFileLock, tqdm
+
+from saccade._files import write_file
 
 CHUNK = 1 << 20
 TIMEOUT = 30  # seconds without a byte
@@ -120,12 +121,4 @@ def check_pin(key: str, digest: str) -> None:
                 f"{key}: expected SHA-256 {pins[key]}, as on first use, got {digest}. If the authors replaced the "
                 f"file, remove its line from {path} and run again."
             )
-        write_text(path, json.dumps(pins, indent=2, sort_keys=True) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)
+        write_file(path, json.dumps(pins, indent=2, sort_keys=True) + "\n")

@@ -7,11 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.data.loader import Memory, MemoryLoader, Order
+from saccade.data.loader import Memory, MemoryLoader, Order, UnreadableImages
 from saccade.data.sources.base import DataError
+from saccade.data.transforms.custom import with_custom
 from saccade.engine.clock import Clock
-from saccade.engine.loaders import BatchStream, Loaders, Partition, UnreadableImages, open_sources, with_custom
-from saccade.engine.recipe import RecipeError, load_recipe
+from saccade.engine.loaders import BatchStream, Loaders, Partition, open_sources
+from saccade.engine.recipe import load_recipe
 from saccade.engine.train import TASKS, assemble, train
 from tests.engine.runs import recipe
 
@@ -130,5 +131,5 @@ def test_custom_augmentation_is_called_on_training_images_only(task, head):
 def test_custom_augmentation_is_not_cached_and_errors_name_it():
     plan = load_recipe(None, [*SCENES, "augment.custom=tests.engine.test_loaders.darken"])
     assert open_sources(plan, 32).train_memory is None
-    with pytest.raises(RecipeError, match=r"augment\.custom: expected package\.function, got 'nothing\.here'"):
+    with pytest.raises(DataError, match=r"augment\.custom: expected package\.function, got 'nothing\.here'"):
         with_custom("nothing.here", None)

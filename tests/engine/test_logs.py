@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from saccade.engine.clock import WARMUP_STEPS, Clock
-from saccade.engine.logs import format_duration, read_rows, status
+from saccade.engine.logs import check_logger, make_logger, read_rows, status
+from saccade.engine.recipe import RecipeError
 from saccade.engine.train import train
 from tests.engine.runs import recipe, rows
 
@@ -31,17 +32,13 @@ def test_status_has_epoch_loss_and_time_left_from_the_first_step():
     module.clock.tick(3.5)  # starting the loader takes 3 s
     assert status(module) == {"epoch": "0.10/10", "loss": "2.500"}
     module.clock.tick(4.0)
-    assert status(module)["left"] == "00:00:49"
+    assert status(module)["left"] == "0:00:49"
     for step in range(3, WARMUP_STEPS + 11):
         module.clock.tick(3.0 + 0.5 * step)
     module.validation = {"loss": 1.25, "top1": 60.0}
     texts = status(module)
-    assert (texts["images/s"], texts["left"]) == ("64", "00:00:40")
+    assert (texts["images/s"], texts["left"]) == ("64", "0:00:40")
     assert (texts["val loss"], texts["top-1"]) == ("1.250", "60.00 %")
-
-
-def test_duration_counts_days():
-    assert format_duration(2 * 86400 + 3661) == "2 d 01:01:01"
 
 
 def test_progress_prints_one_line_per_validation_without_terminal(tmp_path, capsys):
@@ -49,3 +46,51 @@ def test_progress_prints_one_line_per_validation_without_terminal(tmp_path, caps
     lines = capsys.readouterr().err.splitlines()
     assert [line[:5] for line in lines if "val loss" in line] == ["50 % ", "100 %"]
     assert "epoch 1.00/2 · loss " in "".join(lines)
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "tensorboard"])
+def test_logger_without_its_package_is_refused_before_training(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("saccade.engine.logs.find_spec", lambda package: None)
+    with pytest.raises(RecipeError, match=rf"trainer\.logger={name} needs {name}, which is not installed\. Run pip"):
+        train(recipe(f"trainer.logger={name}"), tmp_path, progress=False)
+    assert not any(tmp_path.iterdir())
+    assert make_logger("auto", tmp_path, 0) is None
+
+
+def test_csv_needs_no_package(monkeypatch, tmp_path):
+    monkeypatch.setattr("saccade.engine.logs.find_spec", lambda package: None)
+    for name in ("csv", "auto"):
+        check_logger(name)
+    assert make_logger("csv", tmp_path, 0) is None
+
+
+class FakeLogger:
+    """Replaces Lightning's W&B and MLflow loggers, whose packages are not in the dev extra."""
+
+    def __init__(self, *args, **kwargs):
+        self.arguments, self.rows, self.status = (args, kwargs), [], ""
+
+    def log_metrics(self, values, step):
+        self.rows.append((step, values))
+
+    def save(self):
+        pass
+
+    def finalize(self, status):
+        self.status = status
+
+
+@pytest.mark.parametrize(("name", "kind"), [("wandb", "WandbLogger"), ("mlflow", "MLFlowLogger")])
+def test_lightning_logger_receives_every_row(name, kind, tmp_path, monkeypatch):
+    created = []
+    monkeypatch.setattr("saccade.engine.logs.find_spec", lambda package: True)
+    monkeypatch.setattr(
+        f"saccade.engine.logs.loggers.{kind}", lambda *a, **k: created.append(FakeLogger(*a, **k)) or created[-1]
+    )
+    train(recipe(f"trainer.logger={name}", "epochs=1"), tmp_path / "run", progress=False)
+    (logger,) = created
+    assert [step for step, _ in logger.rows] == [int(row["step"]) for row in rows(tmp_path / "run")] == [1, 2, 3, 3]
+    assert "train_loss" in logger.rows[0][1]
+    assert "val_top1" in logger.rows[-1][1]
+    assert logger.status == "success"
+    assert "run" in logger.arguments[0], "the name of the run's folder"

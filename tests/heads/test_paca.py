@@ -96,6 +96,7 @@ def test_head_equals_eqs_9_to_14_written_out():
         if isinstance(module, (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d)):
             torch.nn.init.normal_(module.running_mean)
             torch.nn.init.uniform_(module.running_var, 0.5, 2)
+            torch.nn.init.constant_(module.bias, 2)  # ReLU passes most values, so that queries and keys differ
     features = torch.randn(1, 6, 3, 5, dtype=torch.float64)
 
     def block(module, pixels):  # ConvBlock of Eq. 9, 10, 13

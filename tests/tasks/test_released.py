@@ -208,9 +208,9 @@ class MmdetectionMaskRCNN:
             decoded = self.decode(self.anchors(i, *level.shape[2:])[order], deltas[order], (1, 1, 1, 1))
             valid = (decoded[:, 2:] > decoded[:, :2]).all(1)
             decoded, top = decoded[valid], top[valid]
-            kept = nms(decoded, top, 0.7)
-            boxes.append(decoded[kept])
-            scores.append(top[kept])
+            survivors = nms(decoded, top, 0.7)
+            boxes.append(decoded[survivors])
+            scores.append(top[survivors])
         return torch.cat(boxes)[torch.cat(scores).sort(descending=True)[1][: self.num_proposals]]
 
     def anchors(self, level, rows, columns):
@@ -245,10 +245,10 @@ class MmdetectionMaskRCNN:
             inside = (decoded[:, 2:] - decoded[:, :2] >= 0.01).all(1)  # torchvision's rule; mmdetection has none here
             chosen = (probabilities[:, k] > 0.05) & inside
             decoded, probability = decoded[chosen], probabilities[chosen, k]
-            kept = nms(decoded, probability, 0.5)
-            boxes.append(decoded[kept])
-            scores.append(probability[kept])
-            labels.append(torch.full((len(kept),), k))
+            survivors = nms(decoded, probability, 0.5)
+            boxes.append(decoded[survivors])
+            scores.append(probability[survivors])
+            labels.append(torch.full((len(survivors),), k))
         scores, order = torch.cat(scores).sort(descending=True)
         order, scores = order[: self.num_boxes], scores[: self.num_boxes]
         boxes, labels = torch.cat(boxes)[order], torch.cat(labels)[order]
@@ -261,7 +261,7 @@ class MmdetectionMaskRCNN:
 
 
 def test_released_detector_predicts_what_mmdetection_would():
-    """Class order, flattening, box coder, anchors and RoIAlign at once, in float64 but for the anchors."""
+    """Class order, flattening, box coder, anchors and RoIAlign combined, in float64 but for the anchors."""
     checkpoint = official_detector(classes=4)
     theirs = checkpoint["state_dict"]
     theirs["roi_head.bbox_head.fc_cls.bias"] *= 0  # several classes, not one that the mean of the features prefers

@@ -79,7 +79,24 @@ def test_region_grid_of_any_number_is_inside_the_image(num_tokens, init):
     assert regions.max() <= 1 + 1e-6
 
 
-@pytest.mark.shows("SF-05", "SF-08", "SF-43")
+@pytest.mark.shows("SF-05", "SF-07")
+def test_point_placer_matches_eqs_2_and_3():
+    """Offsets are a linear map of the normalised token, without bias, plus the grid: x and y of every point in turn."""
+    torch.manual_seed(0)
+    placer = PointPlacer(8, 9).double()
+    torch.nn.init.normal_(placer.to_offset.weight)
+    torch.nn.init.normal_(placer.norm.weight)
+    tokens, region = torch.randn(2, 3, 8).double(), torch.tensor([0.2, 0.4, 0.6, 1.0]).double().expand(2, 3, 4)
+    points = placer(tokens, region)[1]
+    for token, placed in zip(tokens.flatten(0, 1), points.flatten(0, 1), strict=True):
+        normed = (token - token.mean()) / (token.var(unbiased=False) + 1e-6).sqrt() * placer.norm.weight
+        offsets = (placer.to_offset.weight @ normed + placer.grid).view(9, 2)  # Eq. 2
+        offsets = (offsets - offsets.mean(0)) / (3 * (offsets.std(0) + 1e-5))
+        expected = torch.tensor([0.4, 0.7]) + offsets * torch.tensor([0.4, 0.6])  # Eq. 3, without its factor
+        torch.testing.assert_close(placed, expected)
+
+
+@pytest.mark.shows("SF-08", "SF-43")
 def test_point_placer_starts_on_a_grid_that_spans_the_region():
     """A 6x6 grid divided by three standard deviations covers 0.48 of the region to either side."""
     placer = PointPlacer(8, 36)

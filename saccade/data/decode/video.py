@@ -191,7 +191,7 @@ def _open_stream(path: Path | str) -> Iterator[tuple[Any, Any]]:
         raise BadVideo(str(path), f"damaged, or not a video ({error.__class__.__name__}: {error})") from error
 
 
-def _check_frame_size(path: Path, width: int, height: int) -> None:
+def _check_frame_size(path: Path | str, width: int, height: int) -> None:
     if width * height > MAX_PIXELS:
         raise BadVideo(
             str(path),

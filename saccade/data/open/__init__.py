@@ -4,6 +4,9 @@ A finder returns {split name: opener}; a path without splits is one split named 
 class names of another split or of a model, or None.
 """
 
+from collections.abc import Callable
+from difflib import get_close_matches
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +29,15 @@ from saccade.data.sources.masks import check_masks
 __all__ = [
     "EMBEDDED_IMAGES",
     "EMBEDDED_VIDEOS",
+    "FINDERS",
+    "check_data_options",
     "check_source",
     "find_mask_splits",
     "find_object_splits",
     "find_splits",
     "find_unlabelled_splits",
     "find_video_splits",
+    "finder_options",
     "limited",
     "open_split",
     "open_train_and_val",
@@ -111,3 +117,28 @@ def match_classes(source: Any, classes: list[str]) -> Any:
     for label, name in enumerate(source.classes):
         relabelled.labels[source.labels == label] = classes.index(name)
     return relabelled
+
+
+# By task: what a path may be, and the finder of its splits
+FINDERS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "classification": ("a folder, Parquet or tar shards, or scenes", find_splits),
+    "features": ("a folder, Parquet or tar shards, or scenes", find_unlabelled_splits),
+    "video": ("a folder or CSV list of videos, or motions", find_video_splits),
+    "segmentation": ("images and masks in folders, or Parquet, or scenes", find_mask_splits),
+    "detection": ("COCO JSON or a folder with it, or Parquet, or scenes", find_object_splits),
+}
+
+
+def finder_options(find: Callable[..., Any]) -> list[str]:
+    """Return the keys of `data` in a recipe that a finder of splits takes."""
+    defaults = {name: parameter.default for name, parameter in signature(find).parameters.items()}
+    return [name for name, value in defaults.items() if value is not Parameter.empty and name != "size"]
+
+
+def check_data_options(options: dict[str, Any], supported: list[str]) -> None:
+    """Raise for an unknown option of the data, naming the closest."""
+    for key in options:
+        if key not in supported:
+            close = get_close_matches(key, supported, 1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise DataError(f"unknown data option {key}.{hint} Known options: {', '.join(sorted(supported))}.")

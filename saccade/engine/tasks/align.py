@@ -1,36 +1,48 @@
 """Training of a bootstrapped SparseFormer: its final token is aligned with that of its source ViT, without labels."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from saccade._extras import require
 from saccade.data.loader import Batch, seed_all
 from saccade.engine.loaders import open_sources
 from saccade.engine.module import TrainingSetup
 from saccade.engine.recipe import Distill, Recipe, RecipeError
 from saccade.engine.tasks.classify import ClassificationModule
-from saccade.engine.tasks.evaluation import EvaluationBatches
 from saccade.inference.compile import compile_options
+from saccade.models.card import Preprocess
 from saccade.models.checkpoint import load_checkpoint
 from saccade.models.sparseformer_v2 import bootstrap
 from saccade.tasks.distillation import Teacher, alignment_loss, final_features, load_teacher_model
+from saccade.tasks.evaluators import Evaluation, Evaluator
 from saccade.tasks.load import card_of
-from saccade.tasks.predict import inference_autocast
+from saccade.tasks.predict import normalize_pixels
 
 
-class Alignment(NamedTuple):
-    """How close the final tokens of a model and of its source are."""
+class AlignmentEvaluator(Evaluator):
+    """Mean cosine similarity with the teacher's final token, and images with its most probable class."""
 
-    count: int
-    loss: float
-    cosine: float  # percent
-    agreement: float  # percent of images with the teacher's most probable class
-    bad: int  # images that could not be read
+    columns = ("indices",)
 
-    def summary(self) -> dict[str, Any]:
-        """Return the metrics for JSON."""
-        return {name: round(value, 4) for name, value in self._asdict().items()}
+    def __init__(self, teacher: Teacher, preprocess: Preprocess, sync: bool = False):
+        super().__init__(sync, agreement=require("torchmetrics", "train").MeanMetric(sync_on_compute=sync))
+        self.teacher, self.preprocess = teacher, preprocess
+
+    def update(self, model: nn.Module, batch: Batch) -> None:
+        images = normalize_pixels(batch.images.to(self.metrics["loss"].device), self.preprocess)
+        ours, theirs = final_features(model, images), self.teacher.features(images)
+        owners: Any = ((model, ours), (self.teacher.model, theirs))
+        classes = [owner.get_classifier()(tokens).argmax(1) for owner, tokens in owners]
+        self.metrics["loss"].update(alignment_loss(ours, theirs), len(images))
+        self.metrics["agreement"].update((classes[0] == classes[1]).float())
+        self.images.append({"indices": batch.indices})
+
+    def compute(self) -> Evaluation:
+        loss, agreement = self.mean_loss(), float(self.metrics["agreement"].compute())
+        metrics = {"loss": loss, "cosine": 100 * (1 - loss), "agreement": 100 * agreement}
+        return Evaluation(metrics, [], None, self.image_values())
 
 
 class AlignmentModule(ClassificationModule):
@@ -85,40 +97,10 @@ class AlignmentModule(ClassificationModule):
         loss = alignment_loss(self.features(self.model, images), self.teacher.features(images))
         return loss, 1 - loss.detach()
 
-    def reset_metrics(self) -> None:
-        self.sums = torch.zeros(3, device=self.device)
-
-    def update_metrics(self, model: nn.Module, batch: Batch) -> None:
-        self.sums += self.compare(model, self.val_inputs(batch.images))
-
-    def compute_metrics(self) -> dict[str, float]:
-        sums = self.trainer.strategy.reduce(self.sums, reduce_op="sum")
-        assert isinstance(sums, Tensor)
-        count, loss, agreement = sums.tolist()
-        return {"loss": loss / count, "cosine": 100 * (1 - loss / count), "agreement": 100 * agreement / count}
-
-    def compare(self, model: nn.Module, images: Tensor) -> Tensor:
-        """images (B, 3, H, W) -> number of images, summed loss, images with the teacher's most probable class."""
+    def make_evaluator(self, sync: bool) -> AlignmentEvaluator:
         assert isinstance(self.teacher, Teacher)
-        ours, theirs = final_features(model, images), self.teacher.features(images)
-        owners: Any = ((model, ours), (self.teacher.model, theirs))
-        classes = [owner.get_classifier()(tokens).argmax(1) for owner, tokens in owners]
-        same = (classes[0] == classes[1]).sum()
-        return torch.stack([same.new_tensor(len(images)).float(), len(images) * alignment_loss(ours, theirs), same])
-
-    @torch.inference_mode()
-    def evaluate(self, model: nn.Module, device: torch.device) -> Alignment:  # type: ignore[override]
-        model, reader = model.to(device).eval(), EvaluationBatches(self.full_validation(device))
-        sums = torch.zeros(3, device=device)
-        for batch in reader:
-            with inference_autocast(device, self.autocast_dtype):
-                sums += self.compare(model, self.val_inputs(batch.images.to(device)))
-        count, loss, agreement = sums.tolist()
-        cosine = 100 * (1 - loss / count)
-        return Alignment(int(count), loss / count, cosine, 100 * agreement / count, reader.num_unreadable)
-
-    def report_sections(self, model: nn.Module, evaluation: Any) -> list[tuple[str, str]]:
-        return []
+        preprocess = self.preprocess._replace(size=self.recipe.data.val_size or self.preprocess.size)
+        return AlignmentEvaluator(self.teacher, preprocess, sync)
 
 
 def check(recipe: Recipe) -> None:

@@ -8,19 +8,20 @@ from timm.data.mixup import Mixup
 from timm.models import is_model
 from torch import Tensor, nn
 
+from saccade.data.decode.video import middle_frame
 from saccade.data.loader import Batch, seed_all
 from saccade.data.synthetic.motions import MotionSet
-from saccade.data.transforms.batch import BatchAugment, Policy, normalize, random_erase, resize
+from saccade.data.transforms.batch import BatchAugment, Policy, normalize, random_erase
 from saccade.engine.loaders import Loaders, Partition, augment_options, image_loaders, open_sources
 from saccade.engine.module import TrainingModule, TrainingSetup
 from saccade.engine.recipe import Recipe, RecipeError
-from saccade.engine.report import classes_section, examples_section
-from saccade.engine.tasks.evaluate_classifier import Evaluation, evaluate_classifier
 from saccade.inference.compile import compile_options
 from saccade.models.card import Card, preprocess_of
 from saccade.models.registry import embedded_tag
-from saccade.tasks.classification import accuracy_metrics, build_classifier
+from saccade.reports.page import Thumbnail, image_figure
+from saccade.tasks.classification import build_classifier
 from saccade.tasks.distillation import Teacher, TeacherEnsemble, distillation_loss, load_teacher
+from saccade.tasks.evaluators import ClassEvaluator, Evaluator
 from saccade.tasks.losses import class_loss
 
 
@@ -30,6 +31,9 @@ class ClassificationModule(TrainingModule):
     monitor = "top1"
     train_metrics = ("loss", "top1")
     val_metrics = ("loss", "top1", "top5", "calibration")
+    class_metric = "Accuracy"
+    example_titles = ("Errors with the highest loss", "Most confident correct predictions")
+    num_examples, example_side = 12, 108
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -40,7 +44,6 @@ class ClassificationModule(TrainingModule):
         self.weight = self.class_weights(
             lambda: torch.from_numpy(self.sources.train.labels).bincount(minlength=num_classes)
         )
-        self.metrics = accuracy_metrics(num_classes)
         self.augment = None
         if self.sources.train_memory is not None:
             policy = Policy.parse(augment.auto_augment)
@@ -48,14 +51,9 @@ class ClassificationModule(TrainingModule):
             self.augment = BatchAugment(preprocess.size, preprocess.mean, preprocess.std, **options)
         self.mix = None
         if augment.mixup or augment.cutmix:
-            self.mix = Mixup(
-                augment.mixup,
-                augment.cutmix,
-                prob=augment.mix_prob,
-                switch_prob=augment.mix_switch,
-                label_smoothing=recipe.regularize.label_smoothing,
-                num_classes=num_classes,
-            )
+            odds = {"prob": augment.mix_prob, "switch_prob": augment.mix_switch, "num_classes": num_classes}
+            smoothing = recipe.regularize.label_smoothing
+            self.mix = Mixup(augment.mixup, augment.cutmix, label_smoothing=smoothing, **odds)
 
     def load_teacher(self) -> Teacher | TeacherEnsemble | None:
         """Return the teacher of the recipe, whose classes are those of the data."""
@@ -151,35 +149,18 @@ class ClassificationModule(TrainingModule):
         distillation = distillation_loss(logits, self.teacher(images), distill.temperature, distill.kind)
         return distill.weight * distillation + (1 - distill.weight) * loss
 
-    def val_inputs(self, images: Tensor) -> Tensor:
-        """uint8 images -> resized and normalised images."""
-        size = self.recipe.data.val_size or self.preprocess.size
-        with torch.autocast(self.device.type, enabled=False):
-            pixels = resize(images.float() / 255, size).clamp(0, 1)
-            return normalize(pixels, self.preprocess.mean, self.preprocess.std)
-
-    def reset_metrics(self) -> None:
-        self.metrics.reset()
-
-    def update_metrics(self, model: nn.Module, batch: Batch) -> None:
-        logits = model(self.val_inputs(batch.images)).float()
-        self.metrics.update(logits, batch.labels)
-        self.add_val_loss(class_loss(logits, batch.labels), len(batch.labels))
-
-    def compute_metrics(self) -> dict[str, float]:
-        values = self.metrics.compute()
-        percent = {name: 100 * float(values[name]) for name in self.val_metrics if name != "loss"}
-        return {"loss": self.mean_val_loss()} | percent
-
-    def evaluate(self, model: nn.Module, device: torch.device) -> Evaluation:
+    def make_evaluator(self, sync: bool) -> Evaluator:
         preprocess = self.preprocess._replace(size=self.recipe.data.val_size or self.preprocess.size)
-        batches, num_classes = self.full_validation(device), len(self.sources.classes)
-        return evaluate_classifier(model, batches, num_classes, preprocess, device, self.autocast_dtype)
+        return ClassEvaluator(len(self.sources.classes), preprocess, sync=sync)
 
-    def report_sections(self, model: nn.Module, evaluation: Evaluation) -> list[tuple[str, str]]:
-        source = self.sources.val
-        return [
-            ("Classes", classes_section(evaluation.per_class, evaluation.confusion, source.classes, "Accuracy")),
-            ("Errors with the highest loss", examples_section(evaluation, source, worst=True)),
-            ("Most confident correct predictions", examples_section(evaluation, source, worst=False)),
-        ]
+    def rank_examples(self, images: dict[str, Tensor]) -> tuple[list[int], list[int]]:
+        """Return the errors with the highest loss, and the correct predictions with the lowest."""
+        order, correct = images["losses"].argsort().tolist(), (images["labels"] == images["predicted"]).tolist()
+        return [i for i in reversed(order) if not correct[i]], [i for i in order if correct[i]]
+
+    def example(self, model: nn.Module, values: dict[str, Any]) -> list[Thumbnail]:
+        source, index = self.sources.val, values["indices"]
+        label, predicted = source.classes[values["labels"]], source.classes[values["predicted"]]
+        note = "" if predicted == label else f"true: {label}"
+        image = middle_frame(source.read(index))
+        return [image_figure(image, source.name(index), f"{predicted} {values['confidence']:.0%}", note)]

@@ -8,24 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from saccade._extras import require
-from saccade.data.decode.image import BadImage
 from saccade.data.loader import ObjectBatch, ObjectEvalLoader, ObjectLoader
 from saccade.data.open import EMBEDDED_IMAGES
 from saccade.data.sources.base import DataError
+from saccade.data.transforms.custom import with_custom
 from saccade.data.transforms.objects import TrainObjects, unpack_masks
-from saccade.engine.loaders import Loaders, Partition, open_sources, with_custom
+from saccade.engine.loaders import Loaders, Partition, open_sources
 from saccade.engine.module import TrainingModule, TrainingSetup, assemble_with_head
 from saccade.engine.recipe import Data, Recipe
-from saccade.engine.report import classes_section, image_figure, image_grid
-from saccade.engine.tasks.evaluate_detector import ObjectEvaluation, coco_metric, evaluate_detector
 from saccade.inference.compile import compile_options
-from saccade.tasks.coco_metric import CocoMetric
+from saccade.reports.page import Thumbnail, image_figure
 from saccade.tasks.detection import RegionDetector, SparseDetector, create_detector
 from saccade.tasks.detection_drawing import draw_detections
+from saccade.tasks.evaluators import Evaluation, ObjectEvaluator, has_masks
 
 _logger = logging.getLogger(__name__)
 SCENE_SIZE = 128  # side of the embedded scenes, unless data.image_size is set
-NUM_EXAMPLES = 6  # images per section of the report
 
 
 class DetectionModule(TrainingModule):
@@ -34,6 +32,8 @@ class DetectionModule(TrainingModule):
     monitor = "box_ap"
     train_metrics = ("loss",)
     val_metrics = ("box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75")
+    class_metric = "Box AP"
+    num_examples = 6
     model: RegionDetector | SparseDetector
 
     def __init__(self, *args: Any):
@@ -41,7 +41,6 @@ class DetectionModule(TrainingModule):
         # Crops already have their final size; this torchvision switch skips resizing in training.
         transform: Any = self.model.transform  # torchvision annotates neither the attribute nor the switch
         transform._skip_resize = self.recipe.augment.crop == "resized"
-        self._coco: CocoMetric | None = None
 
     @classmethod
     def assemble(cls, recipe: Recipe) -> TrainingSetup:
@@ -66,14 +65,8 @@ class DetectionModule(TrainingModule):
 
     def make_loaders(self, partition: Partition) -> Loaders:
         augment, order = self.recipe.augment, partition.order
-        transform = TrainObjects(
-            self.recipe.data.image_size,
-            augment.crop,
-            augment.resize,
-            augment.flip,
-            augment.vertical_flip,
-            augment.jitter,
-        )
+        options = [getattr(augment, name) for name in ("crop", "resize", "flip", "vertical_flip", "jitter")]
+        transform = TrainObjects(self.recipe.data.image_size, *options)
         workers, pin = partition.workers, partition.pin
         return Loaders(
             order,
@@ -93,66 +86,31 @@ class DetectionModule(TrainingModule):
         losses = self.model(images, targets)
         return (torch.stack([loss.float() for loss in losses.values()]).sum(),)
 
-    @property
-    def coco(self) -> CocoMetric:
-        """The metric, created on first use because it reads all annotations."""
-        if self._coco is None:
-            self._coco = coco_metric(self.model, self.sources.val, self.recipe.data.max_detections)
-        return self._coco
+    def make_evaluator(self, sync: bool) -> ObjectEvaluator:
+        source = self.sources.val
+        return ObjectEvaluator(source, has_masks(self.model, source), self.recipe.data.max_detections, sync=sync)
 
-    def reset_metrics(self) -> None:
-        self.coco.reset()
-
-    def update_metrics(self, model: nn.Module, batch: ObjectBatch) -> None:
-        images, _ = self.prepare(batch)
-        ids = self.sources.val.image_ids[batch.indices.cpu().numpy()].tolist()
-        self.coco.update(model(images), ids)
-
-    def compute_metrics(self) -> dict[str, float]:
-        self.coco.gather()
-        values, kinds = self.coco.compute(by_size=False), self.coco.per_class  # kinds: "box", perhaps "mask"
-        return {name: 100 * values.get(name, 0.0) for name in self.val_metrics if name.partition("_")[0] in kinds}
-
-    def evaluate(self, model: nn.Module, device: torch.device) -> ObjectEvaluation:
-        batches, source = self.full_validation(device), self.sources.val
-        evaluation = evaluate_detector(model, batches, source, self.coco, device, self.autocast_dtype)
-        evaluation.coco.write(self.out)
+    def evaluate(self, model: nn.Module, device: torch.device) -> Evaluation:
+        evaluation = super().evaluate(model, device)
+        self.evaluator.coco.write(self.out)
         return evaluation
 
-    def report_sections(self, model: nn.Module, evaluation: ObjectEvaluation) -> list[tuple[str, str]]:
-        order = evaluation.quality.argsort()
+    def example(self, model: nn.Module, values: dict[str, Any]) -> list[Thumbnail]:
+        """Return detections and ground truth."""
+        source, index = self.sources.val, values["indices"]
+        image = source.read(index)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).to(next(model.parameters()).device)
+        objects = source.objects(index, image.size)
+        truth = {"boxes": torch.from_numpy(objects.boxes), "labels": torch.from_numpy(objects.labels)}
+        truth["scores"] = torch.ones(len(objects.labels))
+        if objects.masks is not None:
+            truth["masks"] = torch.from_numpy(objects.masks)[:, None]
+        captions = (f"prediction, {100 * values['quality']:.0f} % correct", "ground truth")
+        drawn = zip((model([pixels.float() / 255])[0], truth), captions, strict=True)
         return [
-            ("Classes", classes_section(evaluation.per_class, None, self.sources.classes, "Box AP")),
-            ("Worst predictions", self.examples(model, evaluation, order[:NUM_EXAMPLES])),
-            ("Best predictions", self.examples(model, evaluation, order[-NUM_EXAMPLES:].flip(0))),
+            image_figure(draw_detections(image, boxes, source.classes, names=False), source.name(index), text, side=320)
+            for boxes, text in drawn
         ]
-
-    @torch.inference_mode()
-    def examples(self, model: nn.Module, evaluation: ObjectEvaluation, rows: Tensor) -> str:
-        """Return detections and ground truth side by side, for rows of the evaluation."""
-        source, device = self.sources.val, next(model.parameters()).device
-        figures = []
-        for row in rows.tolist():
-            index = int(evaluation.indices[row])
-            try:
-                image = source.read(index)
-            except BadImage:
-                continue
-            pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).to(device)
-            prediction = model([pixels.float() / 255])[0]
-            objects = source.objects(index, image.size)
-            truth = {
-                "boxes": torch.from_numpy(objects.boxes),
-                "labels": torch.from_numpy(objects.labels),
-                "scores": torch.ones(len(objects.labels)),
-            }
-            if objects.masks is not None:
-                truth["masks"] = torch.from_numpy(objects.masks)[:, None]
-            text = f"prediction, {100 * float(evaluation.quality[row]):.0f} % correct"
-            for detections, caption in ((prediction, text), (truth, "ground truth")):
-                drawn = draw_detections(image, detections, source.classes, names=False)
-                figures.append(image_figure(drawn, source.name(index), caption, 320))
-        return image_grid(figures, 300)
 
 
 def detector_sizes(data: Data, crop: str) -> dict[str, int]:

@@ -9,33 +9,24 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from saccade.data.decode.image import BadImage
 from saccade.data.loader import Batch, EvalLoader, FileLoader
 from saccade.data.sources.class_names import flipped_classes
 from saccade.data.sources.masks import load_pair, read_pair
 from saccade.data.transforms.batch import normalize
+from saccade.data.transforms.custom import with_custom
 from saccade.data.transforms.mask import EvalPair, TrainPair
 from saccade.data.transforms.mask_batch import PairAugment
-from saccade.engine.loaders import Loaders, Partition, memory_loaders, open_sources, with_custom
+from saccade.engine.loaders import Loaders, Partition, memory_loaders, open_sources
 from saccade.engine.module import TrainingModule, TrainingSetup, assemble_with_head
 from saccade.engine.recipe import Recipe
-from saccade.engine.report import classes_section, image_figure, image_grid, legend
-from saccade.engine.tasks.evaluate_segmenter import MaskEvaluation, evaluate_segmenter
 from saccade.inference.compile import compile_options
-from saccade.tasks.predict import preprocess_images, segment_batch
-from saccade.tasks.segmentation import (
-    IGNORE_INDEX,
-    SegmentationScores,
-    Segmenter,
-    create_segmenter,
-    pixel_loss,
-    segmentation_metric,
-)
+from saccade.reports.page import Thumbnail, image_figure
+from saccade.tasks.evaluators import MaskEvaluator
+from saccade.tasks.segmentation import IGNORE_INDEX, Segmenter, create_segmenter, pixel_loss
 from saccade.tasks.segmentation_drawing import class_colours, overlay_labels
 from saccade.tasks.segmentation_inference import InferenceOptions
 
 CROP_SIZE = 512  # side of a training crop, unless data.image_size is set
-NUM_EXAMPLES = 4  # images per section of the report
 
 
 class SegmentationModule(TrainingModule):
@@ -44,17 +35,17 @@ class SegmentationModule(TrainingModule):
     monitor = "miou"
     train_metrics = ("loss", "aacc")
     val_metrics = ("loss", "miou", "macc", "aacc")
+    class_metric = "IoU"
+    num_examples = 4
     model: Segmenter
 
     def __init__(self, *args: Any):
         super().__init__(*args)
         recipe, classes = self.recipe, self.sources.classes
-        self.metric = segmentation_metric(len(classes))
         regularize, weight = recipe.regularize, self.class_weights(self.count_pixels)
         if weight is not None or regularize.focal_gamma or regularize.dice:
             options = {"weight": weight, "focal_gamma": regularize.focal_gamma, "dice": regularize.dice}
             self.model.pixel_loss = partial(pixel_loss, **options)
-        self.inference = InferenceOptions(window=recipe.data.val_window)
         self.augment = None
         if self.sources.train_memory is not None:
             options = augment_options(recipe, self.preprocess.size, classes)
@@ -113,61 +104,22 @@ class SegmentationModule(TrainingModule):
             counts += torch.from_numpy(source.read_mask(index)).flatten().bincount(minlength=256)
         return counts[:num_classes]
 
-    def reset_metrics(self) -> None:
-        self.metric.reset()
+    def make_evaluator(self, sync: bool) -> MaskEvaluator:
+        data = self.recipe.data
+        inference = InferenceOptions(window=data.val_window)
+        return MaskEvaluator(self.sources.classes, self.preprocess, data.val_size, inference, sync)
 
-    def update_metrics(self, model: nn.Module, batch: Batch) -> None:
-        masks = batch.labels.long()
-        images = preprocess_images(batch.images, self.preprocess, self.recipe.data.val_size)
-        probabilities = segment_batch(model, images, masks.shape[1:], self.inference, self.sources.classes)
-        self.metric.update(probabilities.argmax(1), masks)
-        self.add_val_loss(pixel_loss(probabilities.clamp(min=1e-9).log(), masks), len(masks))
-
-    def compute_metrics(self) -> dict[str, float]:
-        scores = SegmentationScores.from_confusion(self.metric.compute())
-        percent = {name: 100 * getattr(scores, name) for name in self.val_metrics if name != "loss"}
-        return {"loss": self.mean_val_loss()} | percent
-
-    def evaluate(self, model: nn.Module, device: torch.device) -> MaskEvaluation:
-        batches, classes, shorter = self.full_validation(device), self.sources.classes, self.recipe.data.val_size
-        return evaluate_segmenter(
-            model, batches, classes, self.preprocess, shorter, self.inference, device, self.autocast_dtype
-        )
-
-    def report_sections(self, model: nn.Module, evaluation: MaskEvaluation) -> list[tuple[str, str]]:
-        percent = [None if value is None else 100 * value for value in evaluation.scores.iou]
-        order = evaluation.accuracy.argsort()
-        worst, best = order[:NUM_EXAMPLES], order[-NUM_EXAMPLES:].flip(0)
-        return [
-            ("Classes", classes_section(percent, evaluation.confusion, self.sources.classes, "IoU")),
-            ("Worst predictions", legend(self.sources.classes) + self.examples(model, evaluation, worst)),
-            ("Best predictions", self.examples(model, evaluation, best)),
-        ]
-
-    @torch.inference_mode()
-    def examples(self, model: nn.Module, evaluation: MaskEvaluation, rows: Tensor) -> str:
-        """Return image, prediction and ground truth side by side, for rows of the evaluation."""
+    def example(self, model: nn.Module, values: dict[str, Any]) -> list[Thumbnail]:
+        """Return image, prediction and ground truth."""
         source, colours = self.sources.val, class_colours(len(self.sources.classes))
-        device = next(model.parameters()).device
-        figures = []
-        for row in rows.tolist():
-            index = int(evaluation.indices[row])
-            try:
-                image, mask = read_pair(source, index)
-            except BadImage:
-                continue
-            array, name = np.array(image), source.name(index)
-            pixels = torch.from_numpy(array).permute(2, 0, 1)[None].to(device)
-            images = preprocess_images(pixels, self.preprocess, self.recipe.data.val_size)
-            probabilities = segment_batch(model, images, mask.shape, self.inference, self.sources.classes)
-            labels = probabilities.argmax(1)[0].byte().cpu().numpy()
-            accuracy = f"prediction, {100 * float(evaluation.accuracy[row]):.1f} % correct"
-            figures.append(image_figure(image, name, "image", 320))
-            for labelled, caption in ((labels, accuracy), (mask, "ground truth")):
-                figures.append(
-                    image_figure(Image.fromarray(overlay_labels(array, labelled, colours)), name, caption, 320)
-                )
-        return image_grid(figures, 300)
+        image, mask = read_pair(source, values["indices"])
+        array, name = np.array(image), source.name(values["indices"])
+        pixels = torch.from_numpy(array).permute(2, 0, 1)[None].to(next(model.parameters()).device)
+        labels = self.make_evaluator(sync=False).predict(model, pixels, mask.shape).argmax(1)[0].byte().cpu().numpy()
+        predicted, truth = (Image.fromarray(overlay_labels(array, classes, colours)) for classes in (labels, mask))
+        captions = ("image", f"prediction, {100 * values['quality']:.1f} % correct", "ground truth")
+        drawn = zip((image, predicted, truth), captions, strict=True)
+        return [image_figure(figure, name, caption, side=320) for figure, caption in drawn]
 
 
 def augment_options(recipe: Recipe, size: int, classes: list[str]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def test_file_ids_map_to_the_right_classes():
 
 @pytest.mark.shows("VT-70")
 def test_stuff_classes_merge_into_53_and_things():
-    """Every stuff class is kept, merged once or unlabelled; ids 184 to 200 of the panoptic task are the merged ones."""
+    """Stuff classes are unchanged, merged once or unlabelled; ids 184 to 200 of the panoptic task are merged ones."""
     members = [name for names in COCO_MERGED.values() for name in names]
     assert (len(COCO_MERGED), len(members), len(COCO_UNMERGED)) == (17, 43, 12)
     assert len(set(members) | set(COCO_UNMERGED)) == 55

@@ -5,15 +5,16 @@ import pytest
 import torch
 
 import saccade
+from saccade.data.loader import EvalLoader
 from saccade.data.sources.videos import VideoFolder
 from saccade.data.synthetic.motions import MOTIONS, MotionSet, write_motions
 from saccade.data.transforms.clips import EvalClip
-from saccade.engine.loaders import evaluation_loader
 from saccade.engine.recipe import RecipeError, load_recipe
 from saccade.engine.tasks.classify import ClassificationModule
-from saccade.engine.tasks.evaluate_classifier import evaluate_classifier
 from saccade.engine.train import train
+from saccade.tasks.evaluators import ClassEvaluator
 from saccade.tasks.load import card_of, load
+from saccade.tasks.predict import make_eval_transform
 
 TINY = (
     "model={name: video_sparseformer_nano, kwargs: {inflation: 2, num_tokens: 4, focus_dim: 32, cortex_dim: 32, "
@@ -105,16 +106,17 @@ def test_views_are_averaged(finished, motions):
     card = card_of(model)
     sizes = card.preprocess
     source = VideoFolder(motions / "val", card.classes)
-    batched = evaluate_classifier(model, evaluation_loader(source, sizes, 3, 0, "cpu", (2, 3)), 8, sizes)
+    batches = EvalLoader(source, make_eval_transform(sizes, (2, 3)), 3, 0)
+    batched = ClassEvaluator(8, sizes).evaluate(model, batches).images
     mean, std = (torch.tensor(values).view(3, 1, 1, 1) for values in (sizes.mean, sizes.std))
-    for row, index in enumerate(batched.indices[:3].tolist()):
+    for row, index in enumerate(batched["indices"][:3].tolist()):
         views = EvalClip(sizes.size, sizes.frames, sizes.stride, sizes.crop_pct, clips=2, crops=3)(source.read(index))
         with torch.no_grad():
             alone = [model((view.float() / 255 - mean)[None] / std).softmax(1)[0] for view in views]
         average = torch.stack(alone).mean(0)
-        assert int(batched.predicted[row]) == int(average.argmax())
-        assert float(batched.confidence[row]) == pytest.approx(float(average.max()), abs=1e-5)
-        assert float(batched.losses[row]) == pytest.approx(-float(average[source.labels[index]].log()), abs=1e-5)
+        assert int(batched["predicted"][row]) == int(average.argmax())
+        assert float(batched["confidence"][row]) == pytest.approx(float(average.max()), abs=1e-5)
+        assert float(batched["losses"][row]) == pytest.approx(-float(average[source.labels[index]].log()), abs=1e-5)
 
 
 def test_image_model_gets_middle_frame(tmp_path):

@@ -68,6 +68,7 @@ def test_run_writes_metrics_and_report(finished):
     assert not re.search(r'(src|href)="(?!data:|#)', page)  # charts refer to their own parts
     for word in ("mIoU", "IoU per class", "Confusion", "Worst predictions", "ground truth", "% correct"):
         assert word in page
+    assert page.count("background: rgb(") == 11  # the legend of the worst predictions, a colour per class
     assert page.count("data:image/jpeg") == 24  # 8 images, each with prediction and ground truth
 
 

@@ -21,6 +21,13 @@ def test_top_hat_matches_the_maps_of_the_trace(size):
 
 
 @pytest.mark.shows("SF-77")
+def test_radius_of_the_kernel_is_a_28th_of_the_image_by_default():
+    """Points at 0.5: pixels at most 1/28 away count, 3.57 of 100 pixels."""
+    row = top_hat(torch.full((1, 4, 2), 0.505), (100, 100))[0, 50]
+    assert row.nonzero().flatten().tolist() == list(range(47, 54))
+
+
+@pytest.mark.shows("SF-77")
 def test_sampling_density_is_the_fraction_of_points():
     values = sampling_density(step(region_trace([(0.3, 0.7), (0.3, 0.7), (0.8, 0.2)], 0.005), (100, 100)), (100, 100))
     assert values[69:71, 29:31].min() == pytest.approx(2 / 3)
