@@ -23,8 +23,8 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     ignore = shutil.ignore_patterns("_build", "examples", "*.rst.bak")
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=ignore)
-    for name in ("saccade", "tools", "tests", "recipes", "benchmarks", "examples", "README.md", "CONTRIBUTING.md",
-                 "CHANGELOG.md", "CITATION.cff", "LICENSE", "Makefile", "pyproject.toml", "llms.txt"):  # fmt: skip
+    pages = "README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md CITATION.cff LICENSE Makefile pyproject.toml llms.txt"
+    for name in ("saccade", "tools", "tests", "recipes", "benchmarks", "examples", *pages.split()):
         (folder / name).symlink_to(ROOT / name)
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
     options = ["-D", "sphinx_gallery_conf.plot_gallery=0", str(folder / "docs"), str(folder / "html")]
