@@ -43,7 +43,7 @@ NOT_RUN = {
     "python tools/embed_weights.py": "writes into the package; tests/weights runs it",
     "python benchmarks/": "measures; not a test",
     "python -m benchmarks": "measures; not a test",
-    "python -m tests.": "runs for hours; the suite has shorter versions",
+    "python -m tests.": "runs for hours; the suite runs the same code for seconds",
 }
 # saccade commands whose arguments are only parsed -> why.
 NOT_EXECUTED = {
