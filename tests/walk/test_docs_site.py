@@ -25,7 +25,8 @@ def site(tmp_path_factory):
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=ignore)
     pages = "README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md CITATION.cff LICENSE Makefile pyproject.toml llms.txt"
     for name in ("saccade", "tools", "tests", "recipes", "benchmarks", "examples", *pages.split()):
-        (folder / name).symlink_to(ROOT / name)
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)  # MyST follows symbolic links
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
     options = ["-D", "sphinx_gallery_conf.plot_gallery=0", str(folder / "docs"), str(folder / "html")]
     result = subprocess.run([*command, *options], capture_output=True, text=True, timeout=1800, check=False)
