@@ -5,6 +5,7 @@ Every "VT Eq. 5" of a page becomes a link to the line that computes the equation
 when the site is built: it cannot be out of date.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ def link_files(app: Sphinx, doctree: nodes.document) -> None:
     """Replace links to files and folders of the repository by links to their pages."""
     page = app.env.docname
     for node in [*doctree.findall(download_reference), *doctree.findall(pending_xref)]:
-        path = (Path(app.env.doc2path(page)).parent / file_of(node, app)).resolve()
+        path = Path(os.path.normpath(Path(app.env.doc2path(page)).parent / file_of(node, app)))
         if not path.is_relative_to(ROOT) or path.is_relative_to(app.srcdir):
             continue
         file = path.relative_to(ROOT).as_posix()

@@ -91,6 +91,8 @@ def load_subject(
     weights, trained, card = "as passed", True, None
     if isinstance(model, nn.Module):
         module, name = model, timm_config(model).get("architecture") or type(model).__name__
+        loaded: Any = getattr(model, "card", None)  # of saccade.load
+        card = loaded if isinstance(loaded, Card) else None
     elif is_checkpoint(Path(model)):
         weights = Path(model).name
         module, card = _from_file(Path(model), options)

@@ -286,6 +286,17 @@ def pad_pixels(pixels: Tensor, height: int, width: int) -> Tensor:
     return F.pad(pixels, (0, 0, 0, right, 0, bottom))
 
 
+def crop_pixels(pixels: Tensor, height: int, width: int) -> Tensor:
+    """The inverse of `pad_pixels`: (B, …, …, C) -> (B, height, width, C).
+
+    An exported graph pads by negative numbers: torch.export guards on the strides of a slice, which are those of a
+    contiguous tensor only at sizes that need no padding.
+    """
+    if dispatch.is_exporting():
+        return F.pad(pixels, (0, 0, 0, width - pixels.shape[2], 0, height - pixels.shape[1]))
+    return pixels[:, :height, :width]
+
+
 def fused_group(reference: Callable[..., tuple[Tensor, Tensor]]) -> Op[..., tuple[Tensor, Tensor]]:
     """Decorator that adds the kernels to the function that groups features into super tokens."""
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from saccade.layers.grid import to_features, to_pixels
-from saccade.ops.super_tokens import EPS, fused_group, fused_spread, pad_pixels
+from saccade.ops.super_tokens import EPS, crop_pixels, fused_group, fused_spread, pad_pixels
 from saccade.tokens.trace import AssignmentTrace, AssociationTrace
 
 
@@ -170,7 +170,7 @@ def to_cells(features: Tensor, cell: int) -> Tensor:
 def from_cells(cells: Tensor, cell: int, height: int, width: int) -> Tensor:
     """(B, rows, columns, P, C) -> features (B, C, H, W) without the padding, channels-last in memory."""
     pixels = cells.unflatten(3, (cell, cell)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
-    return pixels[:, :height, :width].permute(0, 3, 1, 2)
+    return crop_pixels(pixels, height, width).permute(0, 3, 1, 2)
 
 
 def neighbours(tokens: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def test_unreadable_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"text\.jpg: not a readable image\. Expected one of JPEG, PNG"):
         read_input(tmp_path / "text.jpg")
     (tmp_path / "empty.png").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"empty\.png: not a readable image"):
+    with pytest.raises(ValueError, match=r"empty\.png: the file is empty"):
         read_input(tmp_path / "empty.png")
 
 

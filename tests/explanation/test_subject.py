@@ -34,6 +34,16 @@ def test_checkpoint_metadata_gives_options_labels_and_preprocessing(tmp_path):
     assert image.steps[0]["tokens"] == 144
 
 
+def test_loaded_model_is_explained_as_its_file(tmp_path):
+    """`saccade.load` keeps class names and preprocessing in the model's card."""
+    metadata = {"saccade.classes": '["cat", "dog", "cup"]', "saccade.preprocess": '{"size": 96, "crop_pct": 0.8}'}
+    path = tmp_path / "mine.safetensors"
+    saccade.save_checkpoint(saccade.create_model("svit_nano", num_classes=3), path, metadata)
+    subject, expected = load_subject(saccade.load(path)), load_subject(path)
+    assert (subject.labels, subject.size, subject.crop_pct) == (["cat", "dog", "cup"], 96, 0.8)
+    assert (subject.labels, subject.size, subject.crop_pct) == (expected.labels, expected.size, expected.crop_pct)
+
+
 def test_name_without_weights_is_initialised_from_the_seed():
     first, second, other = (load_subject("svit_nano", seed=seed) for seed in (5, 5, 6))
     assert (first.weights, first.trained) == ("random initialisation, seed 5", False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from saccade.data.decode.image import BadImage, read_image
+from saccade.data.decode.image import BadImage, read_image, to_rgb
 from saccade.data.decode.video import BadVideo, VideoFile
 from saccade.data.sources.base import DataError
 from saccade.data.sources.coco import CocoSource, render_mask
@@ -215,6 +215,25 @@ def test_bands_give_the_same_image(monkeypatch):
         expected = np.array(read_image(stream.getvalue()))
         monkeypatch.setattr("saccade.data.decode.image.BAND", 50)  # 4 rows
         np.testing.assert_array_equal(np.array(read_image(stream.getvalue())), expected)
+
+
+def test_damaged_exif_data_has_no_orientation():
+    """A decoded image keeps its EXIF data, and `saccade.predict` reads them again."""
+    import io
+
+    exif, stream = Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6
+    Image.new("RGB", (12, 9)).save(stream, "JPEG", exif=exif)
+    assert read_image(stream.getvalue()).size == (9, 12)
+    image = read_image(stream.getvalue().replace(b"MM\0*", b"rM\0*"))
+    assert image.size == to_rgb(image).size == (12, 9)
+
+
+def test_conversion_does_not_change_its_argument():
+    image = Image.new("RGB", (12, 9))
+    image.getexif()[0x0112] = 6
+    assert to_rgb(image).size == (9, 12)
+    assert image.size == (12, 9)
 
 
 def test_device_is_not_read():

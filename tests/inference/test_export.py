@@ -118,7 +118,15 @@ def test_onnx_file_names_dynamic_axes_and_has_onnx_operators_only(exported, name
     assert len(export.metadata["classes"]) == card.num_classes
 
 
-@pytest.mark.parametrize("name", ["vt_nano", pytest.param("sparseformer_nano", marks=pytest.mark.slow), TASK_MODELS[0]])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vt_nano",
+        "svit_nano",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("paca_nano", "sparseformer_nano")),
+        TASK_MODELS[0],
+    ],
+)
 def test_pt2_file_agrees_after_loading(tmp_path, name):
     model = build(name)
     card = describe_model(model)

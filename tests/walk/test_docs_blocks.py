@@ -1,10 +1,12 @@
 """Every code block of README.md and docs/ runs, with Sybil: Python as it is, `saccade` commands with smaller limits."""
 
 import shlex
+from unittest.mock import patch
 
 import pytest
 
 from saccade.cli import make_parser
+from saccade.tokens import TOKENIZERS
 from tests.walk.doc_pages import (
     LANGUAGES,
     NOT_EXECUTED,
@@ -108,7 +110,7 @@ def test_code_blocks_run(page, workplace, request):
     """In the order of the page, in one namespace and one folder."""
     address = "127.0.0.1:7860"
     served = request.getfixturevalue("server") if address in page.read_text() else address
-    with weights_in(SHIPPED), no_downloads():
+    with weights_in(SHIPPED), no_downloads(), patch.dict(TOKENIZERS):
         write_checkpoints(page, workplace)
         document = parse_page(page, address, served)
         document.namespace.update(namespace_of(page))

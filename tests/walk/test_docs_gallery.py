@@ -1,11 +1,13 @@
 """The scripts of docs/gallery run on embedded material and draw at least one figure."""
 
 import runpy
+from unittest.mock import patch
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
+from saccade.tokens import TOKENIZERS
 from tests.walk.doc_pages import ROOT
 from tests.weights.folder import SHIPPED, weights_in
 
@@ -28,15 +30,12 @@ def test_gallery_has_the_promised_examples():
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_example_runs_and_draws(script, tmp_path, monkeypatch):
-    from saccade.tokens import visual_tokens
-
     for package in NEEDS.get(script.stem, ()):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(visual_tokens, "TOKENIZERS", dict(visual_tokens.TOKENIZERS))
     plt.switch_backend("Agg")
     plt.close("all")
-    with weights_in(SHIPPED):
+    with weights_in(SHIPPED), patch.dict(TOKENIZERS):
         runpy.run_path(str(script), run_name="__main__")
     figures = [plt.figure(number) for number in plt.get_fignums()]
     assert figures

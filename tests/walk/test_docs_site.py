@@ -23,9 +23,10 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     ignore = shutil.ignore_patterns("_build", "examples", "*.rst.bak")
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=ignore)
-    for name in ("saccade", "tools", "tests", "recipes", "benchmarks", "examples", "README.md", "CONTRIBUTING.md",
-                 "CHANGELOG.md", "CITATION.cff", "LICENSE", "Makefile", "pyproject.toml", "llms.txt"):  # fmt: skip
-        (folder / name).symlink_to(ROOT / name)
+    pages = "README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md CITATION.cff LICENSE Makefile pyproject.toml llms.txt"
+    for name in ("saccade", "tools", "tests", "recipes", "benchmarks", "examples", *pages.split()):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)  # MyST follows symbolic links
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
     options = ["-D", "sphinx_gallery_conf.plot_gallery=0", str(folder / "docs"), str(folder / "html")]
     result = subprocess.run([*command, *options], capture_output=True, text=True, timeout=1800, check=False)

@@ -40,7 +40,7 @@ def test_rows_state_their_conditions(tmp_path, monkeypatch):
     assert [path.name for path in sorted(tmp_path.glob("*.png"))] == ["three.png", "two.png"]
     (tmp_path / "two.json").write_text(json.dumps(document | {"rows": [ROW | {"column": "compiled training"}]}))
     text = script.page()
-    assert "![two](../benchmarks/results/two.png)" in text
+    assert "![Chart of the measurements two](../benchmarks/results/two.png)" in text
     assert "NVIDIA H200, torch 2.11.0, 2026-01-01, commit abc; ceiling 790.00 TFLOP/s in bfloat16" in text
     assert "| `svit_small` | 224 | 128 | train, compiled, bfloat16, channels-last | 4,000.4 | 1 |" in text
     assert "| `svit_small` | 4,000 (7.0 GiB) |" in text

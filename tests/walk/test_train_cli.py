@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from PIL import Image
 
 import saccade
 from saccade.cli import main
@@ -75,6 +76,7 @@ def test_eval_rejects_options_of_other_tasks(run, tmp_path, capsys):
     ):
         assert main(["eval", str(run), "--data", "scenes", *options]) == 1
         assert f"{message}, not to classification. Remove it." in capsys.readouterr().err
+    Image.new("RGB", (32, 32)).save(tmp_path / "x.png")
     assert main(["predict", str(run), str(tmp_path / "x.png"), "--threshold", "0.1"]) == 1
     assert "threshold applies to detection" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:

@@ -49,7 +49,8 @@ def read_image(source: str | Path | bytes | Any, name: str | None = None, max_si
     which bounds memory.
     """
     name = name or (str(source) if isinstance(source, (str, Path)) else "image")
-    return _decode(source, name, to_rgb if max_side is None else partial(_downscaled_rgb, max_side=max_side), max_side)
+    convert = partial(to_rgb, in_place=True) if max_side is None else partial(_downscaled_rgb, max_side=max_side)
+    return _decode(source, name, convert, max_side)
 
 
 def read_mask_values(source: str | Path | bytes | Any, name: str, colours: bool = False) -> np.ndarray:
@@ -147,7 +148,7 @@ def _downscaled_rgb(image: Image.Image, max_side: int) -> Image.Image:
     """Downscale before the conversion to RGB, which would copy the large image."""
     if image.mode in ("RGB", "L", "RGBA", "CMYK", "YCbCr"):  # palettes and 16-bit modes cannot be interpolated
         image.thumbnail((max_side, max_side), Image.Resampling.BICUBIC, reducing_gap=2.0)
-    image = to_rgb(image)
+    image = to_rgb(image, in_place=True)
     image.thumbnail((max_side, max_side), Image.Resampling.BICUBIC)
     return image
 
@@ -159,9 +160,12 @@ def supported_formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Apply EXIF orientation, composite transparency on white, scale 16-bit values, convert CMYK by its profile."""
-    ImageOps.exif_transpose(image, in_place=True)  # a second copy of a large image would not be released here
+def to_rgb(image: Image.Image, in_place: bool = False) -> Image.Image:
+    """Apply EXIF orientation, composite transparency on white, scale 16-bit values, convert CMYK by its profile.
+
+    With `in_place`, the argument itself is rotated, which saves a copy of a large image.
+    """
+    image = _upright(image, in_place)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode == "CMYK":
@@ -173,6 +177,17 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         return _by_bands(image, _on_white)
     return image.convert("RGB")
+
+
+def _upright(image: Image.Image, in_place: bool) -> Image.Image:
+    """The image in its EXIF orientation; damaged EXIF data has none."""
+    try:
+        if in_place:
+            ImageOps.exif_transpose(image, in_place=True)
+            return image
+        return ImageOps.exif_transpose(image)
+    except Exception:  # SyntaxError, struct.error, ... for damaged tags
+        return image
 
 
 def _by_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:

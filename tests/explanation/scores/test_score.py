@@ -63,7 +63,7 @@ def test_bad_samples_are_skipped_and_named(folders):
     Image.fromarray(quarters(10, 10)).save(folders / "annotations" / "val" / "2.png")
     scores = score(folders, QuadrantModel(), size=64)
     assert scores.images == 1
-    assert "1.png: not a readable image" in scores.skipped["1.jpg"]
+    assert "1.png: the file is empty" in scores.skipped["1.jpg"]
     assert "the image is 64 x 48 px, its mask 10 x 10 px" in scores.skipped["2.jpg"]
 
 
