@@ -59,6 +59,8 @@ COCO_STUFF_IDS = {coco_id: i for i, coco_id in enumerate(range(92, 183))}
 
 # COCO's panoptic task merges 43 of the 91 stuff classes into 17, keeps 36 and leaves 12 unlabelled. Panoptic FPN, the
 # baseline of VT-FPN, segments these 53 and one class for all things.
+# Names and order are those of COCO's panoptic categories; members of
+# merged classes were not compared with COCO's file.
 COCO_MERGED = {
     "tree-merged": _names("branch, tree, bush, leaves"),
     "fence-merged": _names("cage, fence, railing"),
