@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saccade._extras import lazy_names, package_version
+from saccade._extras import lazy_imports, package_version
 
 if TYPE_CHECKING:
     from saccade import benchmark as benchmark
@@ -75,39 +75,10 @@ __all__ = [
 # Packages whose `__all__` is public too; everything else may change without notice.
 PACKAGES = ("benchmark", "data", "explanation", "inference", "layers", "models", "tokens")
 
-_lazy = lazy_names(
-    __name__,
-    {
-        "benchmark.cost": ("count",),
-        "engine.evaluate": ("evaluate",),
-        "engine.train": ("train",),
-        "explanation.explain": ("explain",),
-        "explanation.hooks.record": ("record",),
-        "inference.optimize": ("optimize",),
-        "models.card": ("Card",),
-        "models.checkpoint": ("LoadReport", "convert_official", "load_checkpoint", "save_checkpoint"),
-        "models.registry": ("create_model", "list_models"),
-        "models.sparseformer_v2": ("bootstrap",),
-        "tasks.detection": ("create_detector",),
-        "tasks.load": ("load",),
-        "tasks.predict": ("predict", "predict_stream"),
-        "tasks.results": (
-            "Classification",
-            "ClipPrediction",
-            "Detections",
-            "Prediction",
-            "Predictions",
-            "Segmentation",
-            "Unreadable",
-        ),
-        "tasks.segmentation": ("create_segmenter",),
-    },
-)
+_lazy = lazy_imports(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    if name in PACKAGES:
-        return import_module(f"saccade.{name}")
     return package_version() if name == "__version__" else _lazy(name)
 
 

@@ -1,7 +1,9 @@
 """Import optional dependencies where they are used; the error names the extra to install. Names of files as text."""
 
+import ast
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -34,13 +36,21 @@ def package_version() -> str:
         return "0.0.0"
 
 
-def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose public names are imported on first use, {module below it: names}."""
-    places = {name: module for module, names in modules.items() for name in names}
+def lazy_imports(package: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a package that imports on first use what its block `if TYPE_CHECKING:` imports.
+
+    The block is read from the source: names are listed once, where type checkers and readers look for them.
+    """
+    loader: Any = getattr(sys.modules[package].__spec__, "loader", None)
+    blocks = [node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If)]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    places = {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def __getattr__(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{places[name]}"), name)
+        if places[name] == package:  # a package below it
+            return import_module(f"{package}.{name}")
+        return getattr(import_module(places[name]), name)
 
     return __getattr__

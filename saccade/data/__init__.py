@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from saccade._extras import lazy_names
+from saccade._extras import lazy_imports
 
 if TYPE_CHECKING:
     from saccade.data.decode.files import list_files
@@ -57,28 +57,4 @@ __all__ = [
     "train_transform",
 ]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "decode.files": ("list_files",),
-        "decode.image": ("BadImage", "DECODE_ERRORS", "read_image"),
-        "decode.inputs": ("list_inputs", "read_input"),
-        "decode.urls": ("is_url",),
-        "decode.video": ("VIDEO_SUFFIXES", "VideoFile", "VideoFrame", "frames_every", "middle_frame"),
-        "loader": ("FileLoader", "Order"),
-        "open": (
-            "find_mask_splits",
-            "find_object_splits",
-            "find_splits",
-            "find_video_splits",
-            "open_split",
-            "open_train_and_val",
-        ),
-        "open.inputs": ("Inputs",),
-        "synthetic.motions": ("MOTIONS", "MotionSet"),
-        "synthetic.photos": ("photo_paths",),
-        "synthetic.scenes": ("Scenes",),
-        "transforms.batch": ("normalize",),
-        "transforms.image": ("eval_transform", "train_transform"),
-    },
-)
+__getattr__ = lazy_imports(__name__)

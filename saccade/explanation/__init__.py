@@ -9,7 +9,7 @@ adapters  the same for Quantus, Captum and pytorch-grad-cam
 
 from typing import TYPE_CHECKING
 
-from saccade._extras import lazy_names
+from saccade._extras import lazy_imports
 
 if TYPE_CHECKING:
     from saccade.explanation.drawing.figure import Figure, Panel
@@ -64,30 +64,4 @@ __all__ = [
     "token_image",
 ]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "drawing.figure": ("Figure", "Panel"),
-        "drawing.overlay": ("downscale",),
-        "image_explanation": ("IMPORTANCE_KINDS",),
-        "images": ("MAX_SIDE",),
-        "inspection": (
-            "Inspection",
-            "Stage",
-            "clamp_token",
-            "default_token",
-            "get_stage",
-            "inspect_image",
-            "mosaic_image",
-            "summarize",
-            "summarize_token",
-            "summary_sheet",
-            "token_at",
-            "token_image",
-        ),
-        "report": ("figure_section", "thumbnail"),
-        "scores.importance": ("class_score", "gradient_importance", "occlusion_importance"),
-        "scores.score": ("rows_as_text", "score"),
-        "subject": ("Subject", "load_subject"),
-    },
-)
+__getattr__ = lazy_imports(__name__)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from saccade._extras import lazy_names
+from saccade._extras import lazy_imports
 
 if TYPE_CHECKING:
     from saccade.inference.batch import PART_ROWS, predict_batch
@@ -20,12 +20,4 @@ __all__ = [
     "predict_batch",
 ]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "batch": ("PART_ROWS", "predict_batch"),
-        "export": ("FORMATS", "export_model"),
-        "export_check": ("check_export",),
-        "onnx_predict": ("OnnxModel", "class_areas"),
-    },
-)
+__getattr__ = lazy_imports(__name__)

@@ -3,20 +3,6 @@
 They know nothing of tokens or families, and call `saccade.ops` without testing device, dtype or grad mode.
 """
 
-from typing import TYPE_CHECKING
+from saccade.layers.grid import to_pixels
 
-from saccade._extras import lazy_names
-
-if TYPE_CHECKING:
-    from saccade.layers.grid import to_pixels
-
-__all__ = [
-    "to_pixels",
-]
-
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "grid": ("to_pixels",),
-    },
-)
+__all__ = ["to_pixels"]

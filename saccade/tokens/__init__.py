@@ -13,7 +13,7 @@ tuple of `trace`. `saccade.record` calls it through hooks.
 
 from typing import TYPE_CHECKING
 
-from saccade._extras import lazy_names
+from saccade._extras import lazy_imports
 
 if TYPE_CHECKING:
     from saccade.tokens.clusters import TokenToClusterAttention
@@ -28,11 +28,4 @@ __all__ = [
     "TokenToClusterAttention",
 ]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "clusters": ("TokenToClusterAttention",),
-        "trace": ("AssignmentTrace", "AssociationTrace", "RegionTrace"),
-        "visual_tokens": ("TOKENIZERS",),
-    },
-)
+__getattr__ = lazy_imports(__name__)
