@@ -22,11 +22,23 @@ class Classifier(nn.Module):
         self.num_classes = num_classes
         self.head.reset(num_classes, global_pool)
 
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """Output of `forward_features` -> logits (B, K), or with `pre_logits` what the last layer reads."""
+        return self.head(features, pre_logits=pre_logits)
+
 
 class StagedClassifier(Classifier):
     """A classifier with `stages` at strides 4, 8, 16 and 32, whose outputs are its features."""
 
     stages: nn.Sequential | nn.ModuleList
+    feature_info: list[dict[str, Any]]
+
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.endswith(".table")}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        for stage in self.stages:
+            stage.grad_checkpointing = enable  # type: ignore[assignment] # nn.Module declares Tensor | Module
 
     def forward_intermediates(
         self,
@@ -39,9 +51,20 @@ class StagedClassifier(Classifier):
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Images (B, 3, H, W) -> features of the chosen stages; `norm` has no effect."""
         choose("output_fmt", output_fmt, ("NCHW",))
-        take, last = feature_take_indices(len(self.stages), indices)
-        features, intermediates = self.forward_stages(x, last + 1 if stop_early else len(self.stages), take)
+        count = len(self.feature_info)
+        take, last = feature_take_indices(count, indices)
+        features, intermediates = self.forward_stages(x, last + 1 if stop_early else count, take)
         return intermediates if intermediates_only else (features, intermediates)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the stages after the last chosen one, and with `prune_head` the classifier."""
+        take, last = feature_take_indices(len(self.stages), indices)
+        self.stages = self.stages[: last + 1]
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
 
     def forward_stages(self, images: Tensor, count: int, take: Collection[int]) -> tuple[Tensor, list[Tensor]]:
         """Images (B, 3, H, W) -> features after `count` stages, and those after the stages in `take`."""

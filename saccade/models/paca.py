@@ -15,7 +15,6 @@ from typing import Any
 
 from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_path_rates
 from timm.models import checkpoint, generate_default_cfgs, register_notrace_module
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from saccade import ops
@@ -233,9 +232,6 @@ class PaCa(StagedClassifier):
         self.head = ClassifierHead(dims[-1], num_classes, pool_type=global_pool, drop_rate=drop_rate)
         self.apply(init_weights)
 
-    def no_weight_decay(self) -> set[str]:
-        return {name for name, _ in self.named_parameters() if name.endswith(".table")}
-
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         blocks = [
             (r"^stages\.(\d+)\.blocks\.(\d+)", None),
@@ -243,11 +239,6 @@ class PaCa(StagedClassifier):
             (r"^stages\.(\d+)", (99,)),
         ]
         return {"stem": r"^(?:stem|position|teacher)", "blocks": r"^stages\.(\d+)" if coarse else blocks}
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        for stage in self.stages:
-            assert isinstance(stage, PaCaStage)
-            stage.grad_checkpointing = enable
 
     def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The weights to load, and why others keep their initial values: layers that score another number of clusters
@@ -267,27 +258,17 @@ class PaCa(StagedClassifier):
         return adapted, new
 
     def forward_stages(self, images: Tensor, count: int, take: Collection[int]) -> tuple[Tensor, list[Tensor]]:
-        """Features after the norm that ends every stage."""
+        """Features after the norm that ends every stage.
+
+        A pruned model's teacher keeps all its stages: the assignments of fine stages come from its coarsest features.
+        """
         features, intermediates = self.forward_stem(images), []
         scores, added = self.forward_teacher(features)
-        for i, stage in enumerate(self.stages[:count]):
+        for i, stage in zip(range(count), self.stages, strict=False):
             features = stage(features, scores[i], added[i])
             if i in take:
                 intermediates.append(features)
         return features, intermediates
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop the stages after the last chosen one, and with `prune_head` the classifier.
-
-        A teacher keeps all its stages: the assignments of fine stages come from its coarsest features.
-        """
-        take, last = feature_take_indices(len(self.stages), indices)
-        self.stages = self.stages[: last + 1]
-        if prune_head:
-            self.reset_classifier(0, "")
-        return take
 
     def forward_stem(self, images: Tensor) -> Tensor:
         check_images(images, self.in_chans)
@@ -302,14 +283,7 @@ class PaCa(StagedClassifier):
 
     def forward_features(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> features (B, C, H/32, W/32)."""
-        features = self.forward_stem(images)
-        scores, added = self.forward_teacher(features)
-        for i, stage in enumerate(self.stages):
-            features = stage(features, scores[i], added[i])
-        return features
-
-    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        return self.head(features, pre_logits=pre_logits)
+        return self.forward_stages(images, len(self.stages), ())[0]
 
     def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> logits (B, K)."""

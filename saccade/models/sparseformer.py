@@ -204,6 +204,7 @@ class SparseFormer(Classifier):
     precise = ("regions",)  # coordinates stay float32 when a copy is cast
     num_prefix_tokens = 0  # tokens without a region, before the latent tokens
     token_parameters = ("embeddings", "regions")  # these have one row per latent token
+    output_formats = ("NCHW", "NLC")  # of intermediates; the first is the default
 
     def __init__(
         self,
@@ -321,17 +322,19 @@ class SparseFormer(Classifier):
         indices: int | list[int] | None = None,
         norm: bool = False,
         stop_early: bool = False,
-        output_fmt: str = "NCHW",
+        output_fmt: str | None = None,
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Images (B, 3, H, W) -> the tokens of `forward_features`, and intermediates in one of two forms.
+        """Images (B, 3, H, W) -> the tokens of `forward_features`, and intermediates in one of `output_formats`.
 
         "NLC": the tokens (B, M, D) after every pass, `repeats` of the focusing, `depth` of the cortex transformer.
-        "NCHW": the last latent tokens put back onto the grid at strides 4, 8, 16 and 32 (SparseFormer Appendix A.2): by
-        location (see `tokens.locate`) at stride 4, then average-pooled. `norm` has no effect, as the norm follows the
-        mean over tokens; nor has `stop_early`, as all features come from the last tokens.
+        "NCHW" (images only, the default): the last latent tokens put back onto the grid at strides 4, 8, 16 and 32
+        (SparseFormer Appendix A.2): by location (see `tokens.locate`) at stride 4, then average-pooled. `norm` has no
+        effect, as the norm follows the mean over tokens; nor has `stop_early`, as all features come from the last
+        tokens.
         """
-        choose("output_fmt", output_fmt, ("NCHW", "NLC"))
+        output_fmt = output_fmt or self.output_formats[0]
+        choose("output_fmt", output_fmt, self.output_formats)
         passes: list[Tensor] = []
         tokens, regions, features = self.sample_features(self.extract_features(x), passes)
         latent = tokens[:, self.num_prefix_tokens :]
@@ -401,9 +404,6 @@ class SparseFormer(Classifier):
     def forward_features(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> tokens (B, M, D), with `num_prefix_tokens` others first."""
         return self.sample_features(self.extract_features(images))[0]
-
-    def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
-        return self.head(tokens, pre_logits=pre_logits)
 
     def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> logits (B, K)."""

@@ -16,7 +16,6 @@ from typing import Any
 
 from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_path_rates
 from timm.models import checkpoint_seq, generate_default_cfgs, register_notrace_module
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from saccade import ops
@@ -250,17 +249,9 @@ class SViT(StagedClassifier):
         self.head = ClassifierHead(self.head_hidden_size, num_classes, pool_type=global_pool, drop_rate=drop_rate)
         self.apply(init_weights)
 
-    def no_weight_decay(self) -> set[str]:
-        return {name for name, _ in self.named_parameters() if name.endswith(".table")}
-
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         blocks = [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^stages\.(\d+)", (0,)), (r"^projection", (99999,))]
         return {"stem": r"^(?:stem|position)", "blocks": r"^stages\.(\d+)" if coarse else blocks}
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        for stage in self.stages:
-            assert isinstance(stage, SViTStage)
-            stage.grad_checkpointing = enable
 
     def forward_stages(self, images: Tensor, count: int, take: Collection[int]) -> tuple[Tensor, list[Tensor]]:
         features, intermediates = self.forward_stem(images), []
@@ -274,12 +265,9 @@ class SViT(StagedClassifier):
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop the stages after the last chosen one, and with `prune_head` projection and classifier."""
-        take, last = feature_take_indices(len(self.stages), indices)
-        self.stages = self.stages[: last + 1]
         if prune_head:
             self.projection = nn.Identity()
-            self.reset_classifier(0, "")
-        return take
+        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
 
     def forward_stem(self, images: Tensor) -> Tensor:
         check_images(images, self.in_chans)

@@ -20,7 +20,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from saccade.layers.grid import channels_last, check_clips
-from saccade.models.registry import build, choose, pretrained_cfg, register
+from saccade.models.registry import build, pretrained_cfg, register
 from saccade.models.sparseformer import SparseFormer
 from saccade.tokens.regions import region_tubes
 
@@ -43,6 +43,7 @@ class VideoSparseFormer(SparseFormer):
     """
 
     axes = 3  # across, down, time
+    output_formats = ("NLC",)
 
     def __init__(self, inflation: int = 8, restrict_gradient: bool = False, time_spread: bool = False, **kwargs: Any):
         if inflation < 1:
@@ -72,27 +73,6 @@ class VideoSparseFormer(SparseFormer):
                 new[key] = f"{len(ours)} classes, the image model has {len(theirs)}"
         adapted, no_place = super().adapt_checkpoint({k: v for k, v in inflated.items() if k not in new})
         return adapted, new | no_place, {key: how for key, how in changed.items() if key in adapted}
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NLC",
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Clips (B, 3, T, H, W) -> the tokens (B, M, D) after every pass, and the last ones.
-
-        `repeats` passes of the focusing, `depth` of the cortex transformer. There is no other format; `norm` (which
-        follows the mean over tokens) and `stop_early` have no effect.
-        """
-        choose("output_fmt", output_fmt, ("NLC",))
-        passes: list[Tensor] = []
-        tokens = self.forward_tokens(x, passes)[0]
-        take, _ = feature_take_indices(len(passes), indices)
-        intermediates = [passes[i] for i in take]
-        return intermediates if intermediates_only else (tokens, intermediates)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True

@@ -23,7 +23,7 @@ The classifier's last module has no projector, since nothing reads its features.
 classifier's weights give the same features in both, and loading reports that it is randomly initialised.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from saccade import ops
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, VisualTokenTransformer
-from saccade.models.classifier import Classifier
+from saccade.models.classifier import StagedClassifier
 from saccade.models.registry import build, choose, pretrained_cfg, register
 from saccade.models.resnet import FusedBasicBlock, FusedBottleneck
 from saccade.tokens.projector import TokenProjector
@@ -100,7 +100,7 @@ class VTStage(nn.Module):
 register_notrace_module(VTStage)  # not as a decorator, which would lose the type
 
 
-class VT(Classifier):
+class VT(StagedClassifier):
     """Stem and first three stages of a ResNet, then VT modules (VT Table 11), with timm's interface and names.
 
     Args:
@@ -199,7 +199,7 @@ class VT(Classifier):
         self.layer4: VTStage | None = VTStage(nn.MaxPool2d(3, stride=2, padding=1) if pool else nn.Identity(), blocks)
 
         stride = 4 if stem == "resnet" else 2
-        self.feature_info: list[dict[str, Any]] = [
+        self.feature_info = [
             {"num_chs": width * BLOCKS[block].expansion, "reduction": stride * 2**i, "module": f"layer{i + 1}"}
             for i, width in enumerate(widths)
         ]
@@ -239,36 +239,22 @@ class VT(Classifier):
         if self.layer4 is not None:
             self.layer4.grad_checkpointing = enable
 
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Images (B, 3, H, W) -> the chosen features: of three ResNet stages, then of the VT modules.
+    def forward_stages(self, images: Tensor, count: int, take: Collection[int]) -> tuple[Tensor, list[Tensor]]:
+        """Features of three ResNet stages, then of the VT modules, after which the first result is the tokens.
 
         Without the last module's projector (see the head of this file) the latter are those it read its tokens from.
-        `norm` has no effect: a ResNet's stages end without a norm.
         """
-        choose("output_fmt", output_fmt, ("NCHW",))
-        take, last = feature_take_indices(len(self.feature_info), indices)
-        intermediates = []
-        features = self.forward_stem(x)
-        for i, stage in enumerate((self.layer1, self.layer2, self.layer3)):
-            if stop_early and i > last:
-                break
+        features, intermediates = self.forward_stem(images), []
+        for i, stage in enumerate((self.layer1, self.layer2, self.layer3)[:count]):
             features = checkpoint(stage, features) if self.grad_checkpointing else stage(features)
             if i in take:
                 intermediates.append(features)
-        if self.layer4 is not None and not (stop_early and last < 3):
+        if self.layer4 is not None and count > 3:
             features, tokens = self.layer4(features)
             if 3 in take:
                 intermediates.append(self.last_pool(features))
             features = tokens_as_features(tokens)
-        return intermediates if intermediates_only else (features, intermediates)
+        return features, intermediates
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -303,10 +289,6 @@ class VT(Classifier):
     def forward_features(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> the last module's tokens as features, one token per row: (B, D, M, 1)."""
         return tokens_as_features(self.forward_tokens(images))
-
-    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        """tokens as features (B, D, M, 1) -> logits (B, K), from the mean of the tokens (VT Sec. 4)."""
-        return self.head(features, pre_logits=pre_logits)
 
     def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> logits (B, K)."""
