@@ -106,13 +106,13 @@ class PatchConv(nn.Module):
 class SparseFormerBlock(nn.Module):
     """Pre-norm residual block: self-attention, sampling if there is a tokenizer, MLP (SparseFormer Sec. 3.2)."""
 
-    def __init__(self, dim: int, num_heads: int, mlp_ratio: float, tokenizer: nn.Module | None = None):
+    def __init__(self, dim: int, num_heads: int, mlp: nn.Module, tokenizer: nn.Module | None = None, eps: float = 1e-6):
         super().__init__()
-        self.norm1 = TokenNorm(dim)
+        self.norm1 = TokenNorm(dim, eps)
         self.attn = SelfAttention(dim, num_heads)
         self.tokenizer = tokenizer
-        self.norm2 = TokenNorm(dim)
-        self.mlp = TokenMlp(dim, int(dim * mlp_ratio))
+        self.norm2 = TokenNorm(dim, eps)
+        self.mlp = mlp
 
     def forward(self, tokens: Tensor, regions: Tensor, features: Tensor, drop: float) -> tuple[Tensor, Tensor]:
         """tokens (B, M, D), regions (B, M, 4), features (B, C, H, W), drop path rate -> tokens, regions."""
@@ -123,10 +123,14 @@ class SparseFormerBlock(nn.Module):
 
 
 class RepeatedBlocks(nn.Module):
-    """Blocks run `repeats` times with the same weights; every pass has its own drop path rate."""
+    """Blocks run `repeats` times with the same weights; every pass has its own drop path rate.
 
-    def __init__(self, blocks: Sequence[nn.Module], rates: Sequence[float], repeats: int = 1):
+    With `stage_dim` every pass first adds an embedding of its own, of this width (SparseFormer v2).
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], rates: Sequence[float], repeats: int = 1, stage_dim: int = 0):
         super().__init__()
+        self.stage_embedding = nn.Parameter(torch.randn(len(rates), stage_dim)) if stage_dim else None
         self.blocks = nn.ModuleList(blocks)
         self.rates = list(rates)
         self.repeats = repeats
@@ -141,6 +145,8 @@ class RepeatedBlocks(nn.Module):
         """
         for step in range(self.repeats * len(self.blocks)):
             block = self.blocks[step % len(self.blocks)]
+            if self.stage_embedding is not None:
+                tokens = tokens + self.stage_embedding[step].to(tokens.dtype)
             if self.grad_checkpointing:
                 tokens, regions = checkpoint(block, tokens, regions, features, self.rates[step])
             else:
@@ -156,26 +162,35 @@ register_notrace_module(RepeatedBlocks)  # not as a decorator, which would lose 
 class TokenHead(nn.Module):
     """Mean over tokens, norm, linear classifier; without pooling, logits of every token."""
 
-    def __init__(self, dim: int, num_classes: int, global_pool: str = "avg", drop: float = 0.0):
+    pools = ("avg", "")
+
+    def __init__(
+        self, dim: int, num_classes: int, global_pool: str = "avg", drop: float = 0.0, bias: bool = True,
+        eps: float = 1e-6,
+    ):  # fmt: skip
         super().__init__()
-        choose("global_pool", global_pool, ("avg", ""))
+        choose("global_pool", global_pool, self.pools)
         self.dim = dim
+        self.bias = bias
         self.global_pool = global_pool
-        self.norm: nn.Module = TokenNorm(dim)
+        self.norm: nn.Module = TokenNorm(dim, eps)
         self.drop = nn.Dropout(drop)
-        self.fc = nn.Linear(dim, num_classes) if num_classes > 0 else nn.Identity()
+        self.fc = nn.Linear(dim, num_classes, bias) if num_classes > 0 else nn.Identity()
 
     def reset(self, num_classes: int, global_pool: str | None = None) -> None:
         if global_pool is not None:
-            choose("global_pool", global_pool, ("avg", ""))
+            choose("global_pool", global_pool, self.pools)
             self.global_pool = global_pool
-        self.fc = nn.Linear(self.dim, num_classes) if num_classes > 0 else nn.Identity()
+        self.fc = nn.Linear(self.dim, num_classes, self.bias) if num_classes > 0 else nn.Identity()
         init_weights(self.fc)
+
+    def pool(self, tokens: Tensor) -> Tensor:
+        """tokens (B, M, D) -> their normalised mean (B, D), or all of them."""
+        return self.norm(tokens.mean(1) if self.global_pool == "avg" else tokens)
 
     def forward(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
         """tokens (B, M, D) -> logits (B, K), or (B, M, K) without pooling."""
-        pooled = tokens.mean(1) if self.global_pool == "avg" else tokens
-        pooled = self.drop(self.norm(pooled))
+        pooled = self.drop(self.pool(tokens))
         return pooled if pre_logits else self.fc(pooled)
 
 
@@ -268,14 +283,15 @@ class SparseFormer(Classifier):
                 decoder = {"static": StaticDecoder, "linear": LinearDecoder}[decoding](dim, channels, points)
             return RegionTokenizer(adjuster, placer, decoder, restrict_gradient and repeats > 0)
 
+        def block(dim: int, samples: bool) -> SparseFormerBlock:
+            return SparseFormerBlock(
+                dim, heads, TokenMlp(dim, int(dim * mlp_ratio)), tokenizer(dim) if samples else None
+            )
+
         rates: Any = calculate_drop_path_rates(drop_path_rate, repeats + depth)  # per pass, not per block
-        focus = [SparseFormerBlock(focus_dim, heads, mlp_ratio, tokenizer(focus_dim))] if repeats else []
-        self.focus = RepeatedBlocks(focus, rates[:repeats], repeats)
+        self.focus = RepeatedBlocks([block(focus_dim, True)] if repeats else [], rates[:repeats], repeats)
         self.bridge = nn.Sequential(nn.Linear(focus_dim, cortex_dim), TokenNorm(cortex_dim))
-        cortex = [
-            SparseFormerBlock(cortex_dim, heads, mlp_ratio, None if i else tokenizer(cortex_dim)) for i in range(depth)
-        ]
-        self.cortex = RepeatedBlocks(cortex, rates[repeats:])
+        self.cortex = RepeatedBlocks([block(cortex_dim, i == 0) for i in range(depth)], rates[repeats:])
         self.locate = LocationAttention(channels, cortex_dim) if dense else None
         self.head = TokenHead(cortex_dim, num_classes, global_pool, drop_rate)
         self.apply(init_weights)

@@ -14,23 +14,29 @@ weights, same outputs). It differs from SparseFormer v1 in the order of a pass, 
 mixing without biases, and in position, stage embedding and class token, which v1 does not have.
 """
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import timm
 import torch
-from timm.layers import calculate_drop_path_rates, drop_path, trunc_normal_
+from timm.layers import calculate_drop_path_rates, trunc_normal_
 from timm.layers.activations import quick_gelu
-from timm.models import checkpoint, generate_default_cfgs, register_notrace_module
+from timm.models import generate_default_cfgs, register_notrace_module
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from saccade.layers.attention import SelfAttention
 from saccade.layers.mlp import TokenMlp
-from saccade.layers.norm import TokenNorm
 from saccade.models.card import Card, preprocess_of
 from saccade.models.registry import build, choose, pretrained_cfg, register
-from saccade.models.sparseformer import EarlyConv, PixelNorm, SparseFormer, feature_info, init_weights
+from saccade.models.sparseformer import (
+    EarlyConv,
+    PixelNorm,
+    RepeatedBlocks,
+    SparseFormer,
+    SparseFormerBlock,
+    TokenHead,
+    feature_info,
+    init_weights,
+)
 from saccade.ops._weights import install_weight_cast
 from saccade.tokens.locate import LocationAttention
 from saccade.tokens.regions import (
@@ -60,20 +66,10 @@ class QuickGeluMlp(TokenMlp):
         return self.fc2(quick_gelu(self.fc1(tokens)))
 
 
-class EncoderBlock(nn.Module):
+def encoder_block(dim: int, num_heads: int, mlp_ratio: float, act: str = "gelu") -> SparseFormerBlock:
     """Pre-norm self-attention and MLP: a block of a ViT without layer scale. `act` is "gelu" or "quick_gelu"."""
-
-    def __init__(self, dim: int, num_heads: int, mlp_ratio: float, act: str = "gelu"):
-        super().__init__()
-        self.norm1 = TokenNorm(dim, EPS)
-        self.attn = SelfAttention(dim, num_heads)
-        self.norm2 = TokenNorm(dim, EPS)
-        self.mlp = {"gelu": TokenMlp, "quick_gelu": QuickGeluMlp}[act](dim, round(dim * mlp_ratio))
-
-    def forward(self, tokens: Tensor, drop: float) -> Tensor:
-        """tokens (B, M, D), drop path rate -> tokens (B, M, D)."""
-        tokens = tokens + drop_path(self.attn(self.norm1(tokens)), drop, self.training)  # relate
-        return tokens + drop_path(self.mlp(self.norm2(tokens)), drop, self.training)
+    mlp = {"gelu": TokenMlp, "quick_gelu": QuickGeluMlp}[act](dim, round(dim * mlp_ratio))
+    return SparseFormerBlock(dim, num_heads, mlp, eps=EPS)
 
 
 class SamplingUnit(nn.Module):
@@ -95,7 +91,7 @@ class SamplingUnit(nn.Module):
 class FocusingBlock(nn.Module):
     """One pass of the focusing unit: sample, relate, adjust the regions for the next pass."""
 
-    def __init__(self, sampling: SamplingUnit, encoder: EncoderBlock, adjuster: MlpAdjuster):
+    def __init__(self, sampling: SamplingUnit, encoder: SparseFormerBlock, adjuster: MlpAdjuster):
         super().__init__()
         self.sampling = sampling
         self.encoder = encoder
@@ -103,103 +99,33 @@ class FocusingBlock(nn.Module):
 
     def forward(self, tokens: Tensor, regions: Tensor, features: Tensor, drop: float) -> tuple[Tensor, Tensor]:
         """tokens (B, M, D), regions (B, M, 4), features (B, C, H, W), drop path rate -> tokens, regions."""
-        tokens = self.encoder(self.sampling(tokens, regions, features, drop), drop)
+        tokens = self.sampling(tokens, regions, features, drop)
+        tokens, regions = self.encoder(tokens, regions, features, drop)  # relate
         return tokens, self.adjuster(tokens, regions)
 
 
-class FocusingUnit(nn.Module):
-    """A block run once per drop path rate with the same weights; every pass adds its own stage embedding first."""
-
-    def __init__(self, block: FocusingBlock, dim: int, rates: Sequence[float]):
-        super().__init__()
-        self.stage_embedding = nn.Parameter(torch.randn(len(rates), dim))
-        self.blocks = nn.ModuleList([block])
-        self.rates = list(rates)
-        self.grad_checkpointing = False
-
-    def forward(
-        self, tokens: Tensor, regions: Tensor, features: Tensor, passes: list[Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """tokens (B, M, D), regions (B, M, 4), features (B, C, H, W) -> tokens, regions.
-
-        `passes` collects the tokens after every pass.
-        """
-        block = self.blocks[0]
-        for rate, stage in zip(self.rates, self.stage_embedding, strict=True):
-            tokens = tokens + stage.to(tokens.dtype)
-            if self.grad_checkpointing:
-                tokens, regions = checkpoint(block, tokens, regions, features, rate)
-            else:
-                tokens, regions = block(tokens, regions, features, rate)
-            if passes is not None:
-                passes.append(tokens)
-        return tokens, regions
+register_notrace_module(SamplingUnit)  # not as a decorator, which would lose the type
 
 
-class Cortex(nn.Module):
-    """The blocks of the source ViT, each with its drop path rate."""
-
-    def __init__(self, blocks: Sequence[EncoderBlock], rates: Sequence[float]):
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-        self.rates = list(rates)
-        self.grad_checkpointing = False
-
-    def forward(self, tokens: Tensor, passes: list[Tensor] | None = None) -> Tensor:
-        """tokens (B, 1 + M, D) -> tokens; `passes` collects them after every block."""
-        for block, rate in zip(self.blocks, self.rates, strict=True):
-            tokens = checkpoint(block, tokens, rate) if self.grad_checkpointing else block(tokens, rate)
-            if passes is not None:
-                passes.append(tokens)
-        return tokens
-
-
-for unit in (SamplingUnit, FocusingUnit, Cortex):  # leaves for torch.fx; as a decorator it would hide their types
-    register_notrace_module(unit)
-
-
-class ClassTokenHead(nn.Module):
+class ClassTokenHead(TokenHead):
     """Class token ("token"), mean of the other tokens ("avg") or every token (""), then norm and linear classifier.
 
     `norm_first` applies the norm to the tokens before their mean.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        num_classes: int,
-        global_pool: str = "token",
-        drop: float = 0.0,
-        bias: bool = True,
-        norm_first: bool = False,
-    ):
-        super().__init__()
-        choose("global_pool", global_pool, ("token", "avg", ""))
-        self.dim = dim
-        self.bias = bias
-        self.global_pool = global_pool
+    pools = ("token", "avg", "")
+
+    def __init__(self, dim: int, num_classes: int, global_pool: str, drop: float, bias: bool, norm_first: bool):
+        super().__init__(dim, num_classes, global_pool, drop, bias, EPS)
         self.norm_first = norm_first
-        self.norm = TokenNorm(dim, EPS)
-        self.drop = nn.Dropout(drop)
-        self.fc = nn.Linear(dim, num_classes, bias) if num_classes > 0 else nn.Identity()
 
-    def reset(self, num_classes: int, global_pool: str | None = None) -> None:
-        if global_pool is not None:
-            choose("global_pool", global_pool, ("token", "avg", ""))
-            self.global_pool = global_pool
-        self.fc = nn.Linear(self.dim, num_classes, self.bias) if num_classes > 0 else nn.Identity()
-        init_weights(self.fc)
-
-    def forward(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
-        """tokens (B, 1 + M, D) -> logits (B, K), or (B, 1 + M, K) without pooling."""
+    def pool(self, tokens: Tensor) -> Tensor:
+        """tokens (B, 1 + M, D) -> (B, D), or (B, 1 + M, D) without pooling."""
         if self.global_pool == "token":
-            tokens = self.norm(tokens[:, 0])
-        elif self.global_pool == "avg":
-            tokens = self.norm(tokens[:, 1:]).mean(1) if self.norm_first else self.norm(tokens[:, 1:].mean(1))
-        else:
-            tokens = self.norm(tokens)
-        tokens = self.drop(tokens)
-        return tokens if pre_logits else self.fc(tokens)
+            return self.norm(tokens[:, 0])
+        if self.global_pool == "avg":
+            return self.norm(tokens[:, 1:]).mean(1) if self.norm_first else self.norm(tokens[:, 1:].mean(1))
+        return self.norm(tokens)
 
 
 class SparseFormerV2(SparseFormer):
@@ -271,16 +197,16 @@ class SparseFormerV2(SparseFormer):
         rates = cast(list[float], calculate_drop_path_rates(drop_path_rate, repeats + 1 + depth))
         block = FocusingBlock(
             SamplingUnit(focus_dim, channels, points, restrict_gradient),
-            EncoderBlock(focus_dim, max(focus_dim // HEAD_DIM, 1), 4.0),
+            encoder_block(focus_dim, max(focus_dim // HEAD_DIM, 1), 4.0),
             MlpAdjuster(focus_dim, EPS),
         )
-        self.focus = FocusingUnit(block, focus_dim, rates[:repeats])
+        self.focus = RepeatedBlocks([block], rates[:repeats], repeats, focus_dim)
         self.bridge = nn.Linear(focus_dim, cortex_dim)
         self.resample = SamplingUnit(cortex_dim, channels, points, restrict_gradient)
         self.resample_rate = rates[repeats]
         heads = cortex_heads or cortex_dim // HEAD_DIM
-        blocks = [EncoderBlock(cortex_dim, heads, mlp_ratio, act) for _ in range(depth)]
-        self.cortex = Cortex(blocks, rates[repeats + 1 :])
+        blocks = [encoder_block(cortex_dim, heads, mlp_ratio, act) for _ in range(depth)]  # of the source ViT
+        self.cortex = RepeatedBlocks(blocks, rates[repeats + 1 :])
         self.locate = LocationAttention(channels, cortex_dim) if dense else None
         self.head = ClassTokenHead(cortex_dim, num_classes, global_pool, drop_rate, head_bias, norm_first)
         self.apply(init_weights_v2)
@@ -315,7 +241,7 @@ class SparseFormerV2(SparseFormer):
         if passes is not None:
             passes.append(tokens)
         class_token = self.class_token.to(tokens.dtype).repeat(tokens.shape[0], 1, 1)
-        tokens = self.cortex(torch.cat([class_token, tokens], dim=1), passes)
+        tokens, regions = self.cortex(torch.cat([class_token, tokens], dim=1), regions, features, passes)
         return tokens, regions, features
 
 
@@ -424,7 +350,7 @@ def _inherited_weights(source: Any, blocks: list[Any]) -> dict[str, Tensor]:
 
 
 _OTHER = "Use another model."
-_LAYERS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")  # of a ViT block, and of EncoderBlock
+_LAYERS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")  # of a ViT block, and of `encoder_block`
 
 
 def _check_vit(source: Any, blocks: list[Any]) -> None:
@@ -466,7 +392,7 @@ def _activation(act: nn.Module) -> str:
 
 
 def _block_weights(block: nn.Module) -> dict[str, Tensor]:
-    """Weights of a timm ViT block for `EncoderBlock`: layer scale multiplied into proj and fc2, missing biases zero."""
+    """Weights of a timm ViT block for `encoder_block`: layer scale multiplied into its layers, missing biases zero."""
     theirs = block.state_dict()
     for scale, layer in (("ls1.gamma", "attn.proj"), ("ls2.gamma", "mlp.fc2")):
         if scale in theirs:
