@@ -4,7 +4,6 @@ import logging
 import mmap
 import os
 import pickle
-import tempfile
 import zipfile
 from argparse import Namespace
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
+from saccade._files import replaced_file
 from saccade.models.official import FAMILIES, heads, mask_rcnn
 from saccade.models.registry import create_model, list_models
 
@@ -117,7 +117,7 @@ def save_checkpoint(
     metadata: Mapping[str, str] | None = None,
     state_dict: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the weights as safetensors, atomically: to a temporary file in the same folder first.
+    """Write the weights as safetensors, atomically.
 
     A model of `saccade.load` or `saccade.bootstrap` is saved with its card. `state_dict` replaces `model.state_dict()`
     where the weights have to be gathered first.
@@ -127,7 +127,6 @@ def save_checkpoint(
         >>> saccade.load("model.safetensors").num_classes
         3
     """
-    path = Path(path)
     card: Any = getattr(model, "card", None)
     classes: Any = getattr(model, "num_classes", None)
     if card and classes is not None and classes != card.num_classes:  # after reset_classifier
@@ -138,15 +137,8 @@ def save_checkpoint(
         entries.setdefault("saccade.model", name)
         entries.setdefault("saccade.num_classes", str(model.num_classes))
     tensors = {key: value.detach().cpu().contiguous() for key, value in (state_dict or model.state_dict()).items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
+    with replaced_file(path) as temporary:
         save_file(tensors, temporary, entries)
-        os.chmod(temporary, 0o644)  # mkstemp makes files private
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def identify(source: str | os.PathLike | Mapping[str, Any]) -> tuple[str, int]:

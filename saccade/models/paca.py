@@ -369,15 +369,11 @@ def init_weights(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
+_TRAINED = ("tiny", "small", "base", "mlp_small", "ec_small", "ec_base")
 default_cfgs = generate_default_cfgs(
     {
-        "paca_tiny.in1k": pretrained_cfg(first_conv="stem.conv1"),
-        "paca_small.in1k": pretrained_cfg(first_conv="stem.conv1"),
-        "paca_base.in1k": pretrained_cfg(first_conv="stem.conv1"),
-        "paca_mlp_small.in1k": pretrained_cfg(first_conv="stem.conv1"),
+        **{f"paca_{name}.in1k": pretrained_cfg(first_conv="stem.conv1") for name in _TRAINED},
         "paca_ec_tiny.untrained": pretrained_cfg(first_conv="stem.conv1"),
-        "paca_ec_small.in1k": pretrained_cfg(first_conv="stem.conv1"),
-        "paca_ec_base.in1k": pretrained_cfg(first_conv="stem.conv1"),
         "paca_nano.untrained": pretrained_cfg(64, first_conv="stem.conv1"),
     }
 )

@@ -461,9 +461,7 @@ def init_weights(module: nn.Module) -> None:
 _RELEASED: dict[str, Any] = {"first_conv": "stem.conv", "crop_pct": 0.875, "interpolation": "bilinear"}
 default_cfgs = generate_default_cfgs(
     {
-        "sparseformer_tiny.in1k": pretrained_cfg(**_RELEASED),
-        "sparseformer_small.in1k": pretrained_cfg(**_RELEASED),
-        "sparseformer_base.in1k": pretrained_cfg(**_RELEASED),
+        **{f"sparseformer_{size}.in1k": pretrained_cfg(**_RELEASED) for size in ("tiny", "small", "base")},
         "sparseformer_nano.untrained": pretrained_cfg(64, first_conv="stem.conv"),
     }
 )

@@ -352,9 +352,7 @@ def init_weights(module: nn.Module) -> None:
 
 default_cfgs = generate_default_cfgs(
     {
-        "svit_small.in1k": pretrained_cfg(first_conv="stem.0.conv"),
-        "svit_base.in1k": pretrained_cfg(first_conv="stem.0.conv"),
-        "svit_large.in1k": pretrained_cfg(first_conv="stem.0.conv"),
+        **{f"svit_{size}.in1k": pretrained_cfg(first_conv="stem.0.conv") for size in ("small", "base", "large")},
         "svit_nano.untrained": pretrained_cfg(64, first_conv="stem.0.conv"),
     }
 )

@@ -128,9 +128,7 @@ def _clip(size: int, frames: int, **changes: Any) -> dict[str, Any]:
 
 default_cfgs = generate_default_cfgs(
     {
-        "video_sparseformer_tiny.k400": _clip(224, 32, num_classes=400),
-        "video_sparseformer_small.k400": _clip(224, 32, num_classes=400),
-        "video_sparseformer_base.k400": _clip(224, 32, num_classes=400),
+        **{f"video_sparseformer_{size}.k400": _clip(224, 32, num_classes=400) for size in ("tiny", "small", "base")},
         "video_sparseformer_nano.untrained": _clip(64, 8, num_classes=8),
     }
 )
@@ -166,15 +164,5 @@ def video_sparseformer_base(pretrained: bool = False, **kwargs: Any) -> VideoSpa
 @register
 def video_sparseformer_nano(pretrained: bool = False, **kwargs: Any) -> VideoSparseFormer:
     """VideoSparseFormer for short clips of 64 px and CPUs; not in the paper. 4 times 16 tokens, 16 samples each."""
-    size = dict(
-        num_classes=8,
-        inflation=4,
-        num_tokens=16,
-        focus_dim=128,
-        cortex_dim=192,
-        depth=6,
-        heads=8,
-        points=16,
-        channels=48,
-    )
-    return _video("video_sparseformer_nano", pretrained, **(size | kwargs))
+    size = dict(num_classes=8, inflation=4, num_tokens=16, focus_dim=128, cortex_dim=192, depth=6, heads=8, points=16)
+    return _video("video_sparseformer_nano", pretrained, **(size | dict(channels=48) | kwargs))

@@ -460,10 +460,7 @@ def _vt(name: str, pretrained: bool, **kwargs: Any) -> VT:
 
 default_cfgs = generate_default_cfgs(
     {
-        "vt_resnet18.in1k": pretrained_cfg(pool_size=(16, 1), first_conv="conv1"),
-        "vt_resnet34.in1k": pretrained_cfg(pool_size=(16, 1), first_conv="conv1"),
-        "vt_resnet50.in1k": pretrained_cfg(pool_size=(16, 1), first_conv="conv1"),
-        "vt_resnet101.in1k": pretrained_cfg(pool_size=(16, 1), first_conv="conv1"),
+        **{f"vt_resnet{n}.in1k": pretrained_cfg(pool_size=(16, 1), first_conv="conv1") for n in (18, 34, 50, 101)},
         "vt_nano.untrained": pretrained_cfg(64, pool_size=(8, 1), first_conv="conv1.0"),
     }
 )
