@@ -152,9 +152,10 @@ class FusedOp:
         forward: annotated function of tensors and numbers; returns a tensor or a tuple of tensors, none of which
             aliases an input.
         gradients: annotated function of tensors and numbers that computes the gradients, by kernels.
-        setup: setup(ctx, inputs, output) saves what backward needs.
+        setup: setup(ctx, inputs, output) saves what backward needs; by default the inputs, tensors first.
         backward: backward(ctx, gradients, *output_gradients) returns one gradient per input (None where there is
-            none), calling `gradients`, which is the function above or its operator.
+            none), calling `gradients`, which is the function above or its operator; by default with the gradient of
+            the output and the saved inputs, for the gradients of all tensors.
 
     Rules for what torch.compile traces: no tensor twice in one launch that writes to it; floats are constants of the
     kernel, since Inductor (torch 2.11) passes them as float64; helper kernels are called by the name of their
@@ -172,8 +173,9 @@ class FusedOp:
         self.forward = forward
         self.function: Any = None
         self.operator = _library_op(name, forward)
-        if gradients is None or setup is None or backward is None:
+        if gradients is None:
             return
+        setup, backward = setup or _save_inputs, backward or _gradients_of_tensors
         gradients_op = _library_op(f"{name}_backward", gradients)
         self.function = _autograd_function(name, forward, gradients, setup, backward)
         self.operator.register_autograd(lambda ctx, *g: backward(ctx, gradients_op, *g), setup_context=setup)
@@ -184,6 +186,17 @@ class FusedOp:
         if self.function is not None and needs_grad(*inputs):
             return self.function.apply(*inputs)
         return self.forward(*inputs)
+
+
+def _save_inputs(ctx: Any, inputs: tuple, output: Any) -> None:
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
+    ctx.save_for_backward(*tensors)
+    ctx.options = inputs[len(tensors) :]
+
+
+def _gradients_of_tensors(ctx: Any, gradients: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    results = gradients(g, *ctx.saved_tensors, *ctx.options)
+    return *((results,) if isinstance(results, Tensor) else results), *(None for _ in ctx.options)
 
 
 def _library_op(name: str, body: Callable[..., Any]) -> Any:

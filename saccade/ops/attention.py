@@ -125,14 +125,15 @@ def _self_kernel(backward: bool, tokens: int, dim: int, num_heads: int, dtype: t
     )  # fmt: skip
 
 
-def _self_tokens(count: int) -> int:
-    return next(tokens for tokens in SELF_TILES if count <= tokens)
+def _tile(tiles: tuple[int, ...], size: int) -> int:
+    """The first of these tiles that holds so many rows."""
+    return next(tile for tile in tiles if size <= tile)
 
 
 def _self_forward(qkv: Tensor, num_heads: int) -> Tensor:
     batch, count, triple = qkv.shape
     mixed = torch.empty(batch, count, triple // 3, dtype=qkv.dtype, device=qkv.device)
-    kernel = _self_kernel(False, _self_tokens(count), triple // 3, num_heads, qkv.dtype)
+    kernel = _self_kernel(False, _tile(SELF_TILES, count), triple // 3, num_heads, qkv.dtype)
     kernel((batch, triple // 3 // kernel.constants["STEP"]), qkv.contiguous(), mixed, count)
     return mixed
 
@@ -141,22 +142,12 @@ def _self_gradients(g: Tensor, qkv: Tensor, num_heads: int) -> Tensor:
     batch, count, triple = qkv.shape
     qkv = qkv.contiguous()
     g_qkv = torch.empty_like(qkv)
-    kernel = _self_kernel(True, _self_tokens(count), triple // 3, num_heads, qkv.dtype)
+    kernel = _self_kernel(True, _tile(SELF_TILES, count), triple // 3, num_heads, qkv.dtype)
     kernel((batch, triple // 3 // kernel.constants["STEP"]), g.contiguous(), qkv, g_qkv, count)
     return g_qkv
 
 
-def _self_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    qkv, ctx.num_heads = inputs
-    ctx.save_for_backward(qkv)
-
-
-def _self_backward(ctx: Any, gradients: Any, g: Tensor) -> tuple[Tensor, None]:
-    (qkv,) = ctx.saved_tensors
-    return gradients(g, qkv, ctx.num_heads), None
-
-
-_self_attention = FusedOp("self_attention", _self_forward, _self_gradients, _self_setup, _self_backward)
+_self_attention = FusedOp("self_attention", _self_forward, _self_gradients)
 
 
 def _supports_self_attention(qkv: Tensor, num_heads: int, bias: Tensor | None = None) -> bool:
@@ -276,11 +267,6 @@ if HAS_TRITON:
         tl.store(g_kv_ptr + key_offset + HEADS * WIDTH, g_value.to(dtype), mask=key_mask)
 
 
-def _tile(tiles: tuple[int, ...], size: int) -> int:
-    """The first of these tiles that holds so many rows."""
-    return next(tile for tile in tiles if size <= tile)
-
-
 @variant
 def _cross_kernel(backward: bool, heads: int, width: int, scale: float, keys: int) -> Kernel:
     tile = dict(Q=128, num_warps=8, num_stages=3) if backward else dict(Q=64, num_warps=4, num_stages=1)
@@ -321,16 +307,7 @@ def _cross_gradients(
     return g_query, partial.sum(0).to(key_value.dtype)
 
 
-def _save_two(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-    ctx.options = inputs[2:]
-
-
-def _backward_of_two(ctx: Any, gradients: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-    return *gradients(g, *ctx.saved_tensors, *ctx.options), *(None for _ in ctx.options)
-
-
-_cross_attention = FusedOp("cross_attention", _cross_forward, _cross_gradients, _save_two, _backward_of_two)
+_cross_attention = FusedOp("cross_attention", _cross_forward, _cross_gradients)
 
 
 def _are_half_and_contiguous(first: Tensor, second: Tensor) -> bool:
@@ -467,54 +444,37 @@ def _few_kernel(
     )  # fmt: skip
 
 
-def _pixel_kernel(backward: bool, query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Kernel:
-    width, sizes = query.shape[2] // num_heads, (query.shape[1], key_value.shape[1])
-    tile = next(tile for tile in PIXEL_TILES if sizes[0] <= tile[0] and sizes[1] <= tile[1])
-    return _few_kernel(backward, int(num_heads), (int(width), int(width)), False, scale, tile)
+def _few_launch(
+    backward: bool, first: Tensor, second: Tensor, num_heads: int, scale: float, key_first: bool, *tensors: Tensor
+) -> None:
+    """Launch a kernel over `tensors`; first, second and key_first as in `_few_forward_kernel`."""
+    width = int(first.shape[2] // num_heads // (2 if key_first else 1))
+    values = int(second.shape[2] // num_heads) - (0 if key_first else width)
+    queries, keys = first.shape[1], second.shape[1]
+    tiles = TOKEN_TILES if key_first else PIXEL_TILES
+    tile = next(tile for tile in tiles if queries <= tile[0] and keys <= tile[1])
+    kernel = _few_kernel(backward, int(num_heads), (width, values), key_first, scale, tile)
+    kernel((first.shape[0] * num_heads,), *tensors, queries, keys)
 
 
-def _token_kernel(backward: bool, query_key: Tensor, value: Tensor, num_heads: int) -> Kernel:
-    widths = int(query_key.shape[2] // num_heads // 2), int(value.shape[2] // num_heads)
-    tile = next(tile for tile in TOKEN_TILES if value.shape[1] <= tile[0])
-    return _few_kernel(backward, int(num_heads), widths, True, widths[0] ** -0.5, tile)
-
-
-def _pixel_forward(query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Tensor:
-    query, key_value = query.contiguous(), key_value.contiguous()
-    mixed = torch.empty_like(query)
-    kernel, grid = _pixel_kernel(False, query, key_value, num_heads, scale), (query.shape[0] * num_heads,)
-    kernel(grid, query, key_value, mixed, query.shape[1], key_value.shape[1])
+def _few_forward(first: Tensor, second: Tensor, num_heads: int, scale: float, key_first: bool) -> Tensor:
+    first, second = first.contiguous(), second.contiguous()
+    mixed = torch.empty_like(second if key_first else first)
+    _few_launch(False, first, second, num_heads, scale, key_first, first, second, mixed)
     return mixed
 
 
-def _pixel_gradients(
-    g: Tensor, query: Tensor, key_value: Tensor, num_heads: int, scale: float
+def _few_gradients(
+    g: Tensor, first: Tensor, second: Tensor, num_heads: int, scale: float, key_first: bool
 ) -> tuple[Tensor, Tensor]:
-    g, query, key_value = g.contiguous(), query.contiguous(), key_value.contiguous()
-    g_query, g_key_value = torch.empty_like(query), torch.empty_like(key_value)
-    kernel, grid = _pixel_kernel(True, query, key_value, num_heads, scale), (query.shape[0] * num_heads,)
-    kernel(grid, g, query, key_value, g_query, g_key_value, query.shape[1], key_value.shape[1])
-    return g_query, g_key_value
+    first, second = first.contiguous(), second.contiguous()
+    g_first, g_second = torch.empty_like(first), torch.empty_like(second)
+    tensors = g.contiguous(), first, second, g_first, g_second
+    _few_launch(True, first, second, num_heads, scale, key_first, *tensors)
+    return g_first, g_second
 
 
-def _token_forward(query_key: Tensor, value: Tensor, num_heads: int) -> Tensor:
-    query_key, value = query_key.contiguous(), value.contiguous()
-    mixed = torch.empty_like(value)
-    kernel, grid = _token_kernel(False, query_key, value, num_heads), (value.shape[0] * num_heads,)
-    kernel(grid, query_key, value, mixed, value.shape[1], value.shape[1])
-    return mixed
-
-
-def _token_gradients(g: Tensor, query_key: Tensor, value: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-    g, query_key, value = g.contiguous(), query_key.contiguous(), value.contiguous()
-    g_query_key, g_value = torch.empty_like(query_key), torch.empty_like(value)
-    kernel, grid = _token_kernel(True, query_key, value, num_heads), (value.shape[0] * num_heads,)
-    kernel(grid, g, query_key, value, g_query_key, g_value, value.shape[1], value.shape[1])
-    return g_query_key, g_value
-
-
-_pixel_attention = FusedOp("pixel_pooling_attention", _pixel_forward, _pixel_gradients, _save_two, _backward_of_two)
-_token_attention = FusedOp("token_attention", _token_forward, _token_gradients, _save_two, _backward_of_two)
+_few_attention = FusedOp("attention_of_few", _few_forward, _few_gradients)
 
 
 def _supports_pixel_pooling(query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> bool:
@@ -525,7 +485,7 @@ def _supports_pixel_pooling(query: Tensor, key_value: Tensor, num_heads: int, sc
 
 @register_op("pixel_pooling_attention", reference=pixel_pooling_attention_reference, supports=_supports_pixel_pooling)
 def pixel_pooling_attention(query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Tensor:
-    return _pixel_attention(query, key_value, num_heads, scale)
+    return _few_attention(query, key_value, num_heads, scale, False)
 
 
 def _supports_token_attention(query_key: Tensor, value: Tensor, num_heads: int) -> bool:
@@ -537,4 +497,5 @@ def _supports_token_attention(query_key: Tensor, value: Tensor, num_heads: int) 
 
 @register_op("token_attention", reference=token_attention_reference, supports=_supports_token_attention)
 def token_attention(query_key: Tensor, value: Tensor, num_heads: int) -> Tensor:
-    return _token_attention(query_key, value, num_heads)
+    scale = int(query_key.shape[2] // num_heads // 2) ** -0.5
+    return _few_attention(query_key, value, num_heads, scale, True)

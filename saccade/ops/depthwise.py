@@ -531,15 +531,7 @@ def _wide_gradients(g: Tensor, features: Tensor, weight: Tensor, bias: Tensor) -
     return g_x, g_weight.to(weight.dtype, memory_format=torch.contiguous_format), dispatch.cast(g_bias, bias.dtype)
 
 
-def _wide_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _wide_backward(ctx: Any, gradients: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return gradients(g, *ctx.saved_tensors)
-
-
-_depthwise_gelu = FusedOp("depthwise_gelu", _wide_forward, _wide_gradients, _wide_setup, _wide_backward)
+_depthwise_gelu = FusedOp("depthwise_gelu", _wide_forward, _wide_gradients)
 
 
 def _supports_wide(features: Tensor, conv: nn.Module) -> bool:

@@ -371,15 +371,7 @@ def _sample_gradients(g: Tensor, features: Tensor, points: Tensor) -> tuple[Tens
     return cast(g_x, x.dtype).permute(0, 3, 1, 2), g_points
 
 
-def _save_inputs(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _sample_backward(ctx: Any, gradients: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-    return gradients(g, *ctx.saved_tensors)
-
-
-_sample_op = FusedOp("sample", _sample, _sample_gradients, _save_inputs, _sample_backward)
+_sample_op = FusedOp("sample", _sample, _sample_gradients)
 
 
 def _supports_sample(features: Tensor, points: Tensor) -> bool:
@@ -605,7 +597,7 @@ def _mix_gradients(
     return g_features, g_points, g_weights, g_channel_bias.clone(), g_point_bias.clone()
 
 
-_mix_op = FusedOp("sample_and_mix", _mix, _mix_gradients, _save_inputs, _sample_backward)
+_mix_op = FusedOp("sample_and_mix", _mix, _mix_gradients)
 
 
 def _supports_mix(features: Tensor, points: Tensor, weights: Tensor, channel_bias: Tensor, point_bias: Tensor) -> bool:

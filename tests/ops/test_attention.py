@@ -191,5 +191,5 @@ def test_attention_compiles_at_most_three_tiles_for_all_sizes(op, inputs, varian
 def test_attention_operators_are_consistent():
     narrow, wide = randn(2, 9, 32, dtype=HALF).requires_grad_(), randn(2, 9, 64, dtype=HALF).requires_grad_()
     opcheck(attention._cross_attention.operator, (narrow, wide, 2, 0.25))
-    opcheck(attention._pixel_attention.operator, (narrow, wide, 2, 0.25))
-    opcheck(attention._token_attention.operator, (wide, narrow, 2))
+    opcheck(attention._few_attention.operator, (narrow, wide, 2, 0.25, False))
+    opcheck(attention._few_attention.operator, (wide, narrow, 2, 0.25, True))
