@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
@@ -145,6 +145,33 @@ def progress_bar(title: str, args: argparse.Namespace) -> Iterator[Callable[[int
     with progress.Progress(*columns, progress.TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str] | None],
+    text: Collection[str] = (),
+    wrapped: Collection[str] = (),
+    width: int = 0,
+    **options: Any,
+) -> None:
+    """Print a table: columns in `text` aligned to the left, others, of numbers, to the right; None for a rule.
+
+    Cells stay in one line except in `wrapped` columns. `width` is the least number of characters, also in a narrower
+    terminal; `options` are those of rich's Table.
+    """
+    from saccade._extras import require
+
+    console = require("rich.console", "train").Console()
+    options = {"box": require("rich.box", "train").SIMPLE_HEAD, "padding": (0, 1, 0, 0)} | options
+    table = require("rich.table", "train").Table(**options)
+    for column in columns:
+        justify = "left" if column in text else "right"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column not in wrapped)
+    for row in rows:
+        table.add_section() if row is None else table.add_row(*row)
+    console.width = max(width, console.width)
+    console.print(table)
 
 
 def print_json(document: Any) -> None:

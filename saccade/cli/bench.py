@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(document)
     else:
-        print_table(document)
+        print_measurements(document)
     for file in write_results(document, args) if args.out else []:  # after the measurements are printed
         if not args.json:
             print(f"wrote {file}")
@@ -242,18 +242,11 @@ def write_results(document: dict[str, Any], args: argparse.Namespace) -> list[Pa
     return [write_file(Path(args.out) / f"{stem}.{suffix}", content) for suffix, content in files.items()]
 
 
-def print_table(document: dict[str, Any]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def print_measurements(document: dict[str, Any]) -> None:
+    from saccade.cli import print_table
 
-    table = Table(box=box.SIMPLE_HEAD, caption=describe_ceilings(document), padding=(0, 1, 0, 0))
-    table.add_column("model", no_wrap=True)
-    for column in COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in document["rows"]:
-        table.add_row(*table_row(row))
-    Console(width=max(112, Console().width)).print(table)
+    rows = map(table_row, document["rows"])
+    print_table(("model", *COLUMNS), rows, ("model",), width=112, caption=describe_ceilings(document))
     if names := noisy(document["rows"]):
         print(f"spread above {MAX_SPREAD:.0%}, measure again with more --rounds: {', '.join(names)}")
 

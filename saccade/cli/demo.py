@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"models": rows, "training": trained, "page": str(page)})
         return 0
-    print_table(rows)
+    print_models(rows)
     print(f"open {page.resolve()}")
     return 0
 
@@ -205,18 +205,17 @@ def top_prediction(row: dict[str, Any], photo: str) -> str:
     return f"{predictions[0]['class']} {predictions[0]['probability']:.0%}" if predictions else "untrained"
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def print_models(rows: list[dict[str, Any]]) -> None:
+    from saccade.cli import print_table
 
-    table = Table(box=box.SIMPLE_HEAD, caption="tokens, pixels: first feature map; ms: one forward pass")
-    table.add_column("model")
-    for photo in EXPLAINED:
-        table.add_column(photo)
-    for column in ("ms", "tokens", "pixels"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        predictions = [top_prediction(row, photo) for photo in EXPLAINED]
-        table.add_row(row["model"], *predictions, *(f"{row[k]:,.0f}" for k in ("milliseconds", "tokens", "pixels")))
-    Console().print(table)
+    cells = [
+        (
+            row["model"],
+            *(top_prediction(row, photo) for photo in EXPLAINED),
+            *(f"{row[key]:,.0f}" for key in ("milliseconds", "tokens", "pixels")),
+        )
+        for row in rows
+    ]
+    text = ("model", *EXPLAINED)
+    caption = "tokens, pixels: first feature map; ms: one forward pass"
+    print_table((*text, "ms", "tokens", "pixels"), cells, text, caption=caption)

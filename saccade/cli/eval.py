@@ -98,41 +98,35 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_tables(document: dict[str, Any], all_classes: bool) -> None:
-    from saccade._extras import require
+    from saccade.cli import print_table
     from saccade.engine.results import METRIC_NAMES
 
-    console = require("rich.console", "train").Console()
-    table = require("rich.table", "train").Table(
-        title=f"{document['model']} on {document['data']}, {document['split']}"
-    )
+    title = f"{document['model']} on {document['data']}, {document['split']}"
     if document["task"] == "detection":
-        fill_coco_table(table, document)
+        print_coco_table(document, title)
     else:
         metrics = [key for key in document if key in METRIC_NAMES]
         names = [METRIC_NAMES[key] if key == "loss" else f"{METRIC_NAMES[key]} %" for key in metrics]
-        for column in ("images", *names, "unreadable"):
-            table.add_column(column, justify="right")
         values = [document[key] for key in ("count", *metrics, "bad")]
-        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values))
-    console.print(table)
+        cells = [f"{value:.2f}" if isinstance(value, float) else str(value) for value in values]
+        print_table(("images", *names, "unreadable"), [cells], title=title)
     values = sorted((value, name) for name, value in document["per_class"].items() if value is not None)
-    classes = require("rich.table", "train").Table(title="all classes" if all_classes else "worst classes")
-    classes.add_column("class")
-    classes.add_column(document["measure"], justify="right")
-    for value, name in values if all_classes else values[:10]:
-        classes.add_row(name, f"{value:.1f}")
-    console.print(classes)
+    rows = [(name, f"{value:.1f}") for value, name in (values if all_classes else values[:10])]
+    title = "all classes" if all_classes else "worst classes"
+    print_table(("class", document["measure"]), rows, ("class",), title=title)
     for file in document.get("results", []):
         print(f"wrote {file}")
 
 
-def fill_coco_table(table: Any, document: dict[str, Any]) -> None:
-    """Fill COCO's table, one row for boxes and one for masks; metrics without objects stay empty."""
-    table.caption = f"{document['count']} images, {document['bad']} unreadable; % at {document['max_detections']} "
-    table.caption += "detections per image and class"
-    for i, column in enumerate(("", *COCO_METRICS.values())):
-        table.add_column(column, justify="right" if i else "left")
+def print_coco_table(document: dict[str, Any], title: str) -> None:
+    """Print COCO's table, one row for boxes and one for masks; metrics without objects stay empty."""
+    from saccade.cli import print_table
+
+    caption = f"{document['count']} images, {document['bad']} unreadable; % at {document['max_detections']} "
+    caption += "detections per image and class"
+    rows = []
     for kind in ("box", "mask"):
         if f"{kind}_ap" in document:
             metrics = [document.get(f"{kind}_{name}") for name in COCO_METRICS]
-            table.add_row(kind, *("" if value is None else f"{value:.2f}" for value in metrics))
+            rows.append((kind, *("" if value is None else f"{value:.2f}" for value in metrics)))
+    print_table(("", *COCO_METRICS.values()), rows, ("",), title=title, caption=caption)

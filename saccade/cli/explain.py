@@ -139,33 +139,20 @@ def progress(args: argparse.Namespace):
 
 
 def print_scores(scores: Any) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+    from saccade.cli import print_table
     from saccade.explanation import rows_as_text
 
-    console = Console()
+    short = {"segments": "parts", "accuracy": "acc.", "undersegmentation": "under", "compactness": "compact"}
     for name in ("superpixels", "maps", "pointing"):
         rows = getattr(scores, name)
         if not rows:
             continue
         head, *body = rows_as_text(rows)
         title = f"{scores.model}: {name}, {scores.images} images"
-        table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1, 0, 0))
-        for column in head:
-            is_text = column in ("step", "method")
-            short = {
-                "segments": "parts",
-                "accuracy": "acc.",
-                "undersegmentation": "under",
-                "compactness": "compact",
-            }.get(column, column)
-            table.add_column(short, justify="left" if is_text else "right", no_wrap=is_text)
-        for row in body:
-            table.add_row(*row)
-        console.print(table)
+        columns = [short.get(column, column) for column in head]
+        text = ("step", "method")
+        print_table(columns, body, text, wrapped=set(columns) - set(text), title=title)
     for name, curve in scores.curves.items():
-        console.print(f"{name}: area {curve['area']:.4f}")
+        print(f"{name}: area {curve['area']:.4f}")
     for name, reason in scores.skipped.items():
-        console.print(f"skipped {name}: {reason}")
+        print(f"skipped {name}: {reason}")

@@ -118,7 +118,7 @@ def check(args: argparse.Namespace, model: Any, card: Any, export: Any, document
         "rows": [row._asdict() | {"relative": row.relative} for row in rows],
     }
     if not args.json:
-        print_table(rows, args, document["check"])
+        print_differences(rows, args, document["check"])
     return agrees
 
 
@@ -129,26 +129,20 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("torch", "onnx", "onnxruntime")} | {"date": date.today().isoformat()}
 
 
-def print_table(rows: Any, args: argparse.Namespace, result: dict[str, Any]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def print_differences(rows: Any, args: argparse.Namespace, result: dict[str, Any]) -> None:
+    from saccade.cli import print_table
 
-    versions = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
-    table = Table(box=box.SIMPLE_HEAD, title=f"{args.model}: file and PyTorch", caption=versions)
-    table.add_column("inputs")
-    for column in ("batch", "height", "width", "largest difference", "relative"):
-        table.add_column(column, justify="right")
+    columns = ("inputs", "batch", "height", "width", "largest difference", "relative")
+    cells = []
     for row in rows:
         sizes = (row.batch, row.height, row.width)
-        table.add_row(row.inputs, *map(str, sizes), f"{row.difference:.1e}", f"{row.relative:.1e}")
-    console = Console(width=max(100, Console().width))
-    console.print(table)
+        cells.append((row.inputs, *map(str, sizes), f"{row.difference:.1e}", f"{row.relative:.1e}"))
+    caption = ", ".join(f"{name} {value}" for name, value in result["versions"].items())
+    print_table(columns, cells, ("inputs",), width=100, title=f"{args.model}: file and PyTorch", caption=caption)
     verdict = "agrees" if result["agrees"] else "differs"
-    console.print(
+    print(
         f"{verdict}: largest difference {result['largest_difference']:.1e}, "
-        f"{result['relative']:.1e} of the largest output (tolerance {result['tolerance']:.0e})",
-        highlight=False,
+        f"{result['relative']:.1e} of the largest output (tolerance {result['tolerance']:.0e})"
     )
 
 

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from saccade.cli import print_json, settings
+    from saccade.cli import print_json, print_table, settings
 
     rows = describe(args.pattern, args.family, args.size, args.max_params, settings(args.set))
     if not rows:
@@ -38,22 +38,10 @@ def run(args: argparse.Namespace) -> int:
             rows = [{key: value for key, value in row.items() if key != "parts"} for row in rows]
         print_json(rows)
         return 0
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        show_edge=False,  # 80 columns hold every name and number
-        caption="M parameters, G multiply-adds per image, top-1 in the paper",
-    )
-    table.add_column("model", no_wrap=True)
-    for column in ("px", "M", "paper", "%", "G", "paper", "%", "top-1"):
-        table.add_column(column, justify="right", no_wrap=True)
+    cells: list[tuple[str, ...] | None] = []
     for i, row in enumerate(rows):
         if i and row["family"] != rows[i - 1]["family"]:
-            table.add_section()
+            cells.append(None)
         values = (
             row["size"],
             f"{row['params'] / 1e6:.2f}",
@@ -64,21 +52,13 @@ def run(args: argparse.Namespace) -> int:
             row["madds_difference"],
             row["paper_top1"],
         )
-        table.add_row(row["name"], *("–" if value is None else str(value) for value in values))
-        if args.per_stage:
-            for part, cost in row["parts"].items():
-                values = (
-                    None,
-                    f"{cost['params'] / 1e6:.2f}",
-                    None,
-                    None,
-                    f"{cost['madds'] / 1e9:.3f}",
-                    None,
-                    None,
-                    None,
-                )
-                table.add_row(f"  {part}", *("" if value is None else value for value in values))
-    Console().print(table)
+        cells.append((row["name"], *("–" if value is None else str(value) for value in values)))
+        for part, cost in row["parts"].items() if args.per_stage else ():
+            params, madds = f"{cost['params'] / 1e6:.2f}", f"{cost['madds'] / 1e9:.3f}"
+            cells.append((f"  {part}", "", params, "", "", madds, "", "", ""))
+    columns = ("model", "px", "M", "paper", "%", "G", "paper", "%", "top-1")
+    caption = "M parameters, G multiply-adds per image, top-1 in the paper"
+    print_table(columns, cells, ("model",), padding=0, show_edge=False, caption=caption)  # 80 columns hold it
     if args.plot:
         print(f"Plot: {args.plot}")
     return 0

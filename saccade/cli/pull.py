@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.to) if args.to else None
     if args.list or not releases:
         rows = [describe(release, folder) for release in releases or RELEASES]
-        print_json(rows) if args.json else print_table(rows)
+        print_json(rows) if args.json else print_releases(rows)
         return 0
     if args.source and len(releases) != 1:
         raise ValueError(f"expected one NAME with --from, got {len(releases)}.")
@@ -81,24 +81,15 @@ def describe(release: Any, folder: Any) -> dict[str, Any]:
     }
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def print_releases(rows: list[dict[str, Any]]) -> None:
+    from saccade.cli import print_table
 
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        caption="MB of float32 weights; accuracy in the papers. Drive: download by hand, then --from FILE",
-    )
-    for column in ("model", "source", "licence"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("MB", justify="right", no_wrap=True)
-    table.add_column("accuracy", no_wrap=True)
-    table.add_column("cached", no_wrap=True)
+    cells = []
     for row in rows:
         source = "Drive" if "drive.google.com" in row["source"] else "GitHub"
         accuracy = (row["accuracy"] or "–").replace(" box AP, ", "/").replace(" mask AP", " AP")
         values = (row["licence"] or "none", str(row["megabytes"]), accuracy)
-        table.add_row(row["name"], source, *values, "yes" if row["cached"] else "")
-    Console().print(table)
+        cells.append((row["name"], source, *values, "yes" if row["cached"] else ""))
+    text = ("model", "source", "licence", "accuracy", "cached")
+    caption = "MB of float32 weights; accuracy in the papers. Drive: download by hand, then --from FILE"
+    print_table((*text[:3], "MB", *text[3:]), cells, text, padding=0, caption=caption)

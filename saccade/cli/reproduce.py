@@ -148,15 +148,10 @@ def write_page(out: Path, assessments: list[dict[str, Any]], args: argparse.Name
 
 
 def print_verdicts(document: dict[str, Any]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+    from saccade.cli import print_table
     from saccade.reproduce.page import measured_text
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("claim", "order", "paper", "ours", "verdict"):
-        table.add_column(column, overflow="fold")
+    columns, rows = ("claim", "order", "paper", "ours", "verdict"), []
     for entry in document["claims"]:
         metrics = {label: arm["metrics"][entry["metric"]] for label, arm in entry["arms"].items()}
         printed = ", ".join(
@@ -164,8 +159,8 @@ def print_verdicts(document: dict[str, Any]) -> None:
         )
         ours = ", ".join(measured_text(metric) for metric in metrics.values())
         orders = ", ".join(pair["order"] for pair in entry["pairs"])
-        table.add_row(entry["claim"], orders, printed, ours, entry["verdict"])
-    Console(width=max(120, Console().width)).print(table)
+        rows.append((entry["claim"], orders, printed, ours, entry["verdict"]))
+    print_table(columns, rows, columns, columns, width=120)
     for line in document["failed"]:
         print(f"failed: {line}", file=sys.stderr)
     if document["remaining"]:
@@ -175,7 +170,7 @@ def print_verdicts(document: dict[str, Any]) -> None:
 
 def list_claims(args: argparse.Namespace) -> int:
     """Print the claims, with what is measured in --out."""
-    from saccade.cli import print_json
+    from saccade.cli import print_json, print_table
     from saccade.reproduce.assess import assess
     from saccade.reproduce.claim import load_claims, load_released, select
 
@@ -188,19 +183,13 @@ def list_claims(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"claims": assessments, "released": [entry._asdict() for entry in weights]})
         return 0
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("claim", "paper", "table", "data", "runs", "statement"):
-        table.add_column(column, overflow="fold", no_wrap=column != "statement")
-    for entry in assessments:
-        runs = f"{entry['runs']}/{entry['planned']}"
-        table.add_row(entry["claim"], entry["paper"], entry["table"], entry["data"], runs, entry["statement"])
-    for claim in weights:
-        table.add_row(claim.name, claim.paper, claim.table, "imagenet", "–", claim.statement)
-    Console(width=max(120, Console().width)).print(table)
+    columns = ("claim", "paper", "table", "data", "runs", "statement")
+    rows = [
+        (*(entry[key] for key in columns[:4]), f"{entry['runs']}/{entry['planned']}", entry["statement"])
+        for entry in assessments
+    ]
+    rows += [(claim.name, claim.paper, claim.table, "imagenet", "–", claim.statement) for claim in weights]
+    print_table(columns, rows, columns, ("statement",), width=120)
     return 0
 
 
@@ -239,18 +228,13 @@ def evaluate_weights(args: argparse.Namespace, claims: list[Any]) -> int:
 
 
 def print_released(document: dict[str, Any]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from saccade.cli import print_table
 
     rows = document["rows"]
     title = f"{document['paper']} {document['table']}, top-1 on {rows[0]['count']} images of {document['data']}"
-    table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1, 0, 0))
-    table.add_column("row", no_wrap=True)
-    table.add_column("weights", no_wrap=True)
-    for column in ("paper", "measured", "difference"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        cells = (f"{row['printed']:.2f}", f"{row['top1']:.2f}", f"{row['difference']:+.2f}")
-        table.add_row(row["label"], row["weights"], *cells)
-    Console(width=max(100, Console().width)).print(table)
+    cells = [
+        (row["label"], row["weights"], f"{row['printed']:.2f}", f"{row['top1']:.2f}", f"{row['difference']:+.2f}")
+        for row in rows
+    ]
+    columns = ("row", "weights", "paper", "measured", "difference")
+    print_table(columns, cells, columns[:2], width=100, title=title)
