@@ -14,7 +14,7 @@ from torch import nn
 from saccade._files import write_file
 from saccade.data.decode.inputs import ImageInput, VideoInput, list_inputs
 from saccade.explanation.clip_explanation import explain_clip
-from saccade.explanation.image_explanation import IMPORTANCE_KINDS, ImageExplanation, explain_view
+from saccade.explanation.image_explanation import IMPORTANCE_KINDS, ImageExplainer, ImageExplanation
 from saccade.explanation.images import unique_names
 from saccade.explanation.subject import load_subject
 
@@ -172,7 +172,8 @@ def explain(
                 raise
             skipped[name] = str(error)
             continue
-        explained.append(explain_view(subject, view, target, importance, limit, anchor, seed, stage, compare))
+        explainer = ImageExplainer(subject, view, target, anchor, seed, stage, compare)
+        explained.append(explainer.explain(importance, limit))
     if not explained:
         raise ValueError("expected a readable image, got none. " + " ".join(skipped.values()))
     parameters = sum(p.numel() for p in subject.model.parameters())

@@ -105,24 +105,8 @@ def resolve_target(subject: Subject, output: Any, target: int | str | None) -> T
     return Target(predictions, index, score, notes, subject.label(index))
 
 
-def explain_view(
-    subject: Subject,
-    view: View,
-    target: int | str | None = None,
-    importance: Sequence[str] = IMPORTANCE_KINDS,
-    max_tokens: int | None = 12,
-    anchor: tuple[float, float] = (0.5, 0.5),
-    seed: int = 0,
-    stage: int | None = None,
-    compare: Sequence[nn.Module | str] = (),
-) -> ImageExplanation:
-    """Figures and arrays of one view; `max_tokens` tokens are drawn one by one, None for all. See `saccade.explain`."""
-    explainer = _ImageExplainer(subject, view, target, anchor, seed, stage, compare)
-    return explainer.explain(importance, max_tokens)
-
-
-class _ImageExplainer:
-    """Computes the figures and arrays of one image, in drawing order."""
+class ImageExplainer:
+    """Computes the figures and arrays of one image, in drawing order; arguments as in `saccade.explain`."""
 
     def __init__(
         self,
@@ -131,8 +115,8 @@ class _ImageExplainer:
         target: int | str | None,
         anchor: tuple[float, float],
         seed: int,
-        stage: int | None = None,
-        compare: Sequence[nn.Module | str] = (),
+        stage: int | None,
+        compare: Sequence[nn.Module | str],
     ):
         self.subject, self.view, self.anchor, self.seed = subject, view, anchor, seed
         self.stage, self.compare = stage, compare
@@ -144,6 +128,7 @@ class _ImageExplainer:
         self.class_name, self.model_name = self.target.name, subject.name
 
     def explain(self, kinds: Sequence[str], max_tokens: int | None) -> ImageExplanation:
+        """`max_tokens` tokens are drawn one by one, None for all."""
         with eval_mode(self.subject.model):
             importance = self._importance(kinds)
             figures = self._figures(importance, max_tokens)

@@ -15,15 +15,14 @@ from saccade.data.transforms.batch import normalize
 from saccade.explanation.clips import ClipView, load_clip
 from saccade.explanation.hooks.record import grouping_modules
 from saccade.explanation.images import View, load_crop, load_view
-from saccade.models.card import Card, Preprocess, preprocess_of, weights_file
-from saccade.models.checkpoint import load_checkpoint, read_state_dict
+from saccade.models.card import Preprocess, weights_file
+from saccade.models.checkpoint import load_checkpoint
 from saccade.models.registry import create_model, embedded_tag, list_models
 from saccade.tasks.detection import DETECTORS
-from saccade.tasks.load import card_of, load, read_task_card
+from saccade.tasks.load import card_of, describe_model, load, read_task_card
 from saccade.tasks.segmentation import Segmenter
 
 CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin")
-CLIP_STRIDE = 4  # frames between two frames of a clip, for video models without a card
 
 
 class Subject(NamedTuple):
@@ -88,30 +87,28 @@ def load_subject(
     model, for ablations. Of a detector, the backbone is explained, since it has the tokens.
     """
     options = dict(options or {})
-    weights, trained, card = "as passed", True, None
     if isinstance(model, nn.Module):
-        module, name = model, timm_config(model).get("architecture") or type(model).__name__
-        loaded: Any = getattr(model, "card", None)  # of saccade.load
-        card = loaded if isinstance(loaded, Card) else None
+        module, name, weights, trained = model, describe_model(model).name, "as passed", True
     elif is_checkpoint(Path(model)):
-        weights = Path(model).name
-        module, card = _from_file(Path(model), options)
-        name = card.name
+        module = _from_file(Path(model), options)
+        name, weights, trained = card_of(module).name, Path(model).name, True
     else:
         name = str(model)
         module, weights, trained = _from_registry(name, seed, options)
+    card = card_of(module)
     if device is not None:
         module = module.to(device)
     detector = module if isinstance(module, DETECTORS) else None
     backbone = module if detector is None else detector.backbone_model
     grouping_modules(backbone)  # raises for models without tokens
-    preprocess = card.preprocess if card else expected_preprocess(backbone)
+    preprocess = card.preprocess
     mean, std, channels = preprocess.mean, preprocess.std, getattr(backbone, "in_chans", 3)
     if channels == 1:
         mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
     elif channels != 3:
         raise ValueError(f"expected a model with 3 input channels or 1, got {name} with {channels}.")
-    labels = labels or (card.names if card and card.classes else None) or class_names(backbone)
+    is_imagenet = card.task == "classification" and card.num_classes == 1000
+    labels = labels or (card.names if card.classes or is_imagenet else None)
     size, longest = preprocess.size, None
     if detector is not None:
         transform: Any = detector.transform  # torchvision infers int for the tuple of sizes
@@ -134,48 +131,20 @@ def is_checkpoint(path: Path) -> bool:
     return path.is_file() or path.suffix in CHECKPOINTS
 
 
-def expected_preprocess(model: nn.Module) -> Preprocess:
-    """Preprocessing of the model or of the backbone inside it, from its timm config."""
-    preprocess = preprocess_of(_configured_module(model))
-    return preprocess._replace(stride=CLIP_STRIDE) if preprocess.frames else preprocess
-
-
-def timm_config(model: nn.Module) -> Mapping[str, Any]:
-    """`pretrained_cfg` of the model or of the backbone inside it; empty if there is none."""
-    return getattr(_configured_module(model), "pretrained_cfg", None) or {}
-
-
-def class_names(model: nn.Module) -> Sequence[str] | None:
-    """Class names of the model's timm config; ImageNet's for 1000 classes."""
-    names = timm_config(model).get("label_names")
-    if names:
-        return list(names)
-    if getattr(model, "num_classes", None) == 1000:
-        from timm.data import ImageNetInfo
-
-        info = ImageNetInfo()
-        return [info.index_to_description(i).partition(",")[0] for i in range(1000)]
-    return None
-
-
-def _configured_module(model: nn.Module) -> nn.Module:
-    return next((module for module in model.modules() if getattr(module, "pretrained_cfg", None)), model)
-
-
-def _from_file(path: Path, options: dict[str, Any]) -> tuple[nn.Module, Card]:
-    """Model and card of a checkpoint; `options` override the model's own."""
-    file = weights_file(path)
-    state_dict = read_state_dict(file)  # raises for a missing or damaged file
-    card = read_task_card(file)
+def _from_file(path: Path, options: dict[str, Any]) -> nn.Module:
+    """Model of a checkpoint with its card; `options` override the model's own."""
+    if not options:
+        return load(path)
+    card = read_task_card(path)
     if card.task in ("segmentation", "detection"):
-        if options:
-            raise ValueError(f"expected no model options for the {card.task} model {path}, got {', '.join(options)}.")
-        model = load(file)
-        return model, card_of(model)
+        raise ValueError(f"expected no model options for the {card.task} model {path}, got {', '.join(options)}.")
     keywords: dict[str, Any] = {"num_classes": card.num_classes} | card.kwargs | options
     model = create_model(card.name, **keywords)
-    load_checkpoint(model, state_dict)
-    return model, card if card.preprocess != Preprocess() else card._replace(preprocess=expected_preprocess(model))
+    load_checkpoint(model, weights_file(path))
+    if card.preprocess == Preprocess():
+        card = card._replace(preprocess=describe_model(model).preprocess)
+    model.card = card  # type: ignore[assignment] # nn.Module declares tensors and modules only
+    return model
 
 
 def _from_registry(name: str, seed: int, options: dict[str, Any]) -> tuple[nn.Module, str, bool]:
