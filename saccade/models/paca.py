@@ -212,23 +212,37 @@ class PaCa(StagedClassifier):
             ClusteringTeacher(dims, teacher, clusters) if isinstance(teacher, Sequence) else teacher
         )
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)  # a list per stage
-        self.stages = nn.ModuleList(
-            paca_stage(
-                dims[i - 1] if i else None,
-                dims[i],
-                heads[i],
-                clusters[i],
-                rates[i],
-                clustering=clustering if teacher is None else None,
-                stride=2 ** max(0, len(dims) - 1 - i),
-                period=period,
-                mlp_ratio=mlp_ratio,
-                mlp_drop_rate=mlp_drop_rate,
-                norm=norm,
-                layer_scale=layer_scale,
-            )
-            for i in range(len(dims))
-        )
+
+        def stage(i: int) -> PaCaStage:
+            dim, sub = dims[i], norm == "sub"
+            attention = CrossAttention if clusters[i] else SelfAttention
+            blocks = [
+                PaCaBlock(
+                    dim,
+                    tokenizer(i, shared=bool(k % period if period else k)),
+                    attention(dim, heads[i], sub),
+                    ConvMlp(dim, int(dim * mlp_ratio), act_first=False, drop=mlp_drop_rate, sub_norm=sub),
+                    norm=norm,
+                    layer_scale=layer_scale,
+                    drop_path=rate,
+                )
+                for k, rate in enumerate(rates[i])
+            ]
+            return PaCaStage(dim, ConvMerge(dims[i - 1], dim) if i else nn.Identity(), blocks)
+
+        def tokenizer(i: int, shared: bool) -> nn.Module | None:
+            """Of a block: none, spatial reduction, one that shares an assignment, or one that computes it."""
+            if clusters[i] == 0:
+                return None
+            if teacher is None and clustering == "stride":
+                return StridedTokenizer(dims[i], 2 ** max(0, len(dims) - 1 - i))
+            if teacher is None and clustering == "pool":
+                return PooledTokenizer(dims[i], round(clusters[i] ** 0.5))
+            if shared:
+                return SharedTokenizer(dims[i])
+            return ClusterTokenizer(dims[i], CLUSTERINGS[clustering](dims[i], clusters[i]) if teacher is None else None)
+
+        self.stages = nn.ModuleList(map(stage, range(len(dims))))
         self.head = ClassifierHead(dims[-1], num_classes, pool_type=global_pool, drop_rate=drop_rate)
         self.apply(init_weights)
 
@@ -288,50 +302,6 @@ class PaCa(StagedClassifier):
     def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> logits (B, K)."""
         return self.forward_head(self.forward_features(images))
-
-
-def paca_stage(
-    in_dim: int | None,
-    dim: int,
-    num_heads: int,
-    num_tokens: int,
-    rates: Sequence[float],
-    clustering: str | None,
-    stride: int,
-    period: int,
-    mlp_ratio: float,
-    mlp_drop_rate: float,
-    norm: str,
-    layer_scale: float | None,
-) -> PaCaStage:
-    """A stage with one block per drop path rate, and a transition unless it is the first (`in_dim` None)."""
-    sub = norm == "sub"
-    blocks = [
-        PaCaBlock(
-            dim,
-            paca_tokenizer(dim, num_tokens, clustering, stride, shared=bool(i % period if period else i)),
-            CrossAttention(dim, num_heads, sub) if num_tokens else SelfAttention(dim, num_heads, sub),
-            ConvMlp(dim, int(dim * mlp_ratio), act_first=False, drop=mlp_drop_rate, sub_norm=sub),
-            norm=norm,
-            layer_scale=layer_scale,
-            drop_path=rate,
-        )
-        for i, rate in enumerate(rates)
-    ]
-    return PaCaStage(dim, nn.Identity() if in_dim is None else ConvMerge(in_dim, dim), blocks)
-
-
-def paca_tokenizer(dim: int, num_tokens: int, clustering: str | None, stride: int, shared: bool) -> nn.Module | None:
-    """The tokenizer of a block: none, one that shares an assignment, or one that computes it."""
-    if num_tokens == 0:
-        return None
-    if clustering == "stride":
-        return StridedTokenizer(dim, stride)
-    if clustering == "pool":
-        return PooledTokenizer(dim, round(num_tokens**0.5))
-    if shared:
-        return SharedTokenizer(dim)
-    return ClusterTokenizer(dim, CLUSTERINGS[clustering](dim, num_tokens) if clustering else None)
 
 
 def check_clusters(clusters: Sequence[int], stages: int) -> None:

@@ -221,29 +221,33 @@ class SViT(StagedClassifier):
         side = -(-img_size // 4)
         self.position = AbsolutePosition(dims[0], side, side) if position == "ape" else nn.Identity()
         rates: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)  # a list per stage
-        self.stages = nn.Sequential(
-            *[
-                svit_stage(
-                    dims[i - 1] if i else None,
-                    dims[i],
-                    heads[i],
-                    super_token[i],
-                    rates[i],
-                    iterations=rounds[i],
-                    association=association,
-                    mask_border=mask_border,
-                    detach=detach,
+
+        def attention(i: int) -> nn.Module:
+            if super_token[i] == 1:
+                return PixelAttention(dims[i], heads[i])
+            if association == "sparse":
+                tokenizer = SuperTokenizer(super_token[i], rounds[i], mask_border, detach)
+            else:
+                tokenizer = DenseSuperTokenizer(super_token[i], rounds[i], association == "ssn", detach)
+            return SuperTokenAttention(dims[i], heads[i], tokenizer)
+
+        def stage(i: int) -> SViTStage:
+            dim = dims[i]
+            blocks = [
+                SViTBlock(
+                    dim,
+                    attention(i),
+                    ConvMlp(dim, int(dim * mlp_ratio), conv=ffn == "conv", shortcut=ffn_shortcut, drop=mlp_drop_rate),
                     cpe=position == "cpe",
-                    bias_size=-(-side // 2**i) if position == "rpe" else None,
-                    mlp_ratio=mlp_ratio,
-                    mlp_drop_rate=mlp_drop_rate,
-                    ffn_conv=ffn == "conv",
-                    ffn_shortcut=ffn_shortcut,
+                    bias=RelativeBias(heads[i], super_token[i], -(-side // 2**i)) if position == "rpe" else None,
                     layer_scale=layer_scale[i],
+                    drop_path=rate,
                 )
-                for i in range(len(dims))
+                for rate in rates[i]
             ]
-        )
+            return SViTStage(ConvNorm(dims[i - 1], dim, 3, 2, 1) if i else nn.Identity(), blocks)
+
+        self.stages = nn.Sequential(*map(stage, range(len(dims))))
         self.head_hidden_size = projection or dims[-1]
         self.projection = ConvNorm(dims[-1], projection, 1, 1, 0, act="silu") if projection else nn.Identity()
         self.head = ClassifierHead(self.head_hidden_size, num_classes, pool_type=global_pool, drop_rate=drop_rate)
@@ -293,53 +297,6 @@ def conv_stem(in_chans: int, dim: int) -> nn.Sequential:
         ConvGeluNorm(dim // 2, dim, 2),
         ConvGeluNorm(dim, dim, 1),
     )
-
-
-def svit_stage(
-    in_dim: int | None,
-    dim: int,
-    num_heads: int,
-    cell: int,
-    rates: Sequence[float],
-    iterations: int,
-    association: str,
-    mask_border: bool,
-    detach: bool,
-    cpe: bool,
-    bias_size: int | None,
-    mlp_ratio: float,
-    mlp_drop_rate: float,
-    ffn_conv: bool,
-    ffn_shortcut: bool,
-    layer_scale: float | None,
-) -> SViTStage:
-    """A stage with one block per drop path rate, and patch merging unless it is the first (`in_dim` None).
-
-    bias_size: side in pixels for which a relative position bias is built, None for none.
-    """
-
-    def attention() -> nn.Module:
-        if cell == 1:
-            return PixelAttention(dim, num_heads)
-        if association != "sparse":
-            return SuperTokenAttention(
-                dim, num_heads, DenseSuperTokenizer(cell, iterations, association == "ssn", detach)
-            )
-        return SuperTokenAttention(dim, num_heads, SuperTokenizer(cell, iterations, mask_border, detach))
-
-    blocks = [
-        SViTBlock(
-            dim,
-            attention(),
-            ConvMlp(dim, int(dim * mlp_ratio), conv=ffn_conv, shortcut=ffn_shortcut, drop=mlp_drop_rate),
-            cpe=cpe,
-            bias=None if bias_size is None else RelativeBias(num_heads, cell, bias_size),
-            layer_scale=layer_scale,
-            drop_path=rate,
-        )
-        for rate in rates
-    ]
-    return SViTStage(nn.Identity() if in_dim is None else ConvNorm(in_dim, dim, 3, 2, 1), blocks)
 
 
 def init_weights(module: nn.Module) -> None:
