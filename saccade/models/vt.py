@@ -25,7 +25,7 @@ classifier's weights give the same features in both, and loading reports that it
 
 from collections.abc import Collection, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from timm.layers import ClassifierHead
@@ -100,14 +100,11 @@ class VTStage(nn.Module):
 register_notrace_module(VTStage)  # not as a decorator, which would lose the type
 
 
-class VT(StagedClassifier):
-    """Stem and first three stages of a ResNet, then VT modules (VT Table 11), with timm's interface and names.
+class VTOptions(NamedTuple):
+    """Options of the VT modules, in `VT` and `insert`.
 
     Args:
-        block, layers, widths: ResNet stages: "basic" or "bottleneck", number of blocks, width of the blocks.
-        stem: "resnet" (7x7 convolution and max pooling, stride 4) or "small" (three 3x3 convolutions, stride 2).
-        depth: number of VT modules.
-        dim, token_dim: channels of the VT modules' features, and of the tokens.
+        token_dim: channels of the tokens.
         num_tokens: tokens of a tokenizer; 16, 32 and 64 in VT Table 6.
         num_heads: heads of all attention, over pixels and over tokens.
         tokenizer: of the first module: "filter", "clustering" or "pooling" (VT Table 3), or your own in `TOKENIZERS`.
@@ -118,16 +115,58 @@ class VT(StagedClassifier):
         key_groups, value_groups: channel groups of the transformer's queries and keys, and of its values.
         value_projection: whether the first module's filters average a grouped linear map of the pixels, as later ones
             do.
+        norm: whether the VT modules have batch norm.
+        score_norm: whether scores of filters have one before their scale, as in the authors' VT-FPN module.
+        relu: whether the feed-forward layers have the ReLU of VT Eq. 4, which that module does not have.
+        iterations: of the k-means of the clustering tokenizer.
+    """
+
+    token_dim: int = 1024
+    num_tokens: int = 16
+    num_heads: int = 16
+    tokenizer: str = "filter"
+    recurrence: str = "half"
+    relation: str | Sequence[str] = "transformer"
+    key_groups: int = 1
+    value_groups: int = 1
+    value_projection: bool = False
+    norm: bool = True
+    score_norm: bool = False
+    relu: bool = True
+    iterations: int = 10
+
+    def relations(self, depth: int) -> list[str]:
+        """The relation of each of `depth` modules, after a check of all options that are words."""
+        choose("tokenizer", self.tokenizer, tuple(TOKENIZERS))
+        choose("recurrence", self.recurrence, ("half", "full", "none"))
+        relations = [self.relation] * depth if isinstance(self.relation, str) else list(self.relation)
+        for word in relations:
+            choose("relation", word, RELATIONS)
+        if len(relations) != depth:
+            raise ValueError(f"relation must be one word or one for each of {depth} modules; got {relations}.")
+        if self.recurrence == "half" and self.num_tokens < 2:
+            raise ValueError(
+                f'expected num_tokens >= 2 with recurrence="half", got {self.num_tokens}. Use more, or '
+                'recurrence="full".'
+            )
+        return relations
+
+
+class VT(StagedClassifier):
+    """Stem and first three stages of a ResNet, then VT modules (VT Table 11), with timm's interface and names.
+
+    Args:
+        block, layers, widths: ResNet stages: "basic" or "bottleneck", number of blocks, width of the blocks.
+        stem: "resnet" (7x7 convolution and max pooling, stride 4) or "small" (three 3x3 convolutions, stride 2).
+        depth: number of VT modules.
+        dim: channels of the VT modules' features.
         projector: whether tokens are projected onto the features (VT Table 7). Without, later modules only relate.
         project_last: whether the last module has a projector too. A classifier does not read its features.
         pool: whether the features are max-pooled by 2 before the VT modules.
         output_stride: of the last features: that of the VT modules, or twice that, by average pooling; None for strides
             that double from stage to stage.
-        norm: whether the VT modules have batch norm.
-        score_norm: whether scores of filters have one before their scale, as in the authors' VT-FPN module.
-        relu: whether the feed-forward layers have the ReLU of VT Eq. 4, which that module does not have.
-        iterations: of the k-means of the clustering tokenizer.
         drop_rate, drop_path_rate: dropout before the classifier, stochastic depth in ResNet blocks and VT modules.
+        modules: options of the VT modules, see `VTOptions`; `key_groups` is 2 by default.
     """
 
     def __init__(
@@ -141,31 +180,22 @@ class VT(StagedClassifier):
         stem: str = "resnet",
         depth: int = 2,
         dim: int = 512,
-        token_dim: int = 1024,
-        num_tokens: int = 16,
-        num_heads: int = 16,
-        tokenizer: str = "filter",
-        recurrence: str = "half",
-        relation: str | Sequence[str] = "transformer",
-        key_groups: int = 2,
-        value_groups: int = 1,
-        value_projection: bool = False,
         projector: bool = True,
         project_last: bool = False,
         pool: bool = False,
         output_stride: int | None = None,
-        norm: bool = True,
-        score_norm: bool = False,
-        relu: bool = True,
-        iterations: int = 10,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        **modules: Any,
     ):
         super().__init__()
-        relations = _check_options(block, stem, tokenizer, recurrence, relation, depth, num_tokens)
+        choose("block", block, tuple(BLOCKS))
+        choose("stem", stem, ("resnet", "small"))
+        modules.setdefault("key_groups", 2)
+        options = VTOptions(**modules)
         self.in_chans = in_chans
         self.num_classes = num_classes
-        self.num_features = self.head_hidden_size = token_dim
+        self.num_features = self.head_hidden_size = options.token_dim
         self.grad_checkpointing = False
 
         num_blocks = sum(layers) + depth  # rates of stochastic depth increase up to the last VT module
@@ -176,26 +206,8 @@ class VT(StagedClassifier):
         self.layer2: nn.Module = backbone.get_submodule("layer2")
         self.layer3: nn.Module = backbone.get_submodule("layer3")
 
-        blocks, last_dim = _vt_modules(
-            relations,
-            [projector and (i + 1 < depth or project_last) for i in range(depth)],
-            rates[sum(layers) :],
-            tokenizer=tokenizer,
-            recurrence=recurrence,
-            num_tokens=num_tokens,
-            iterations=iterations,
-            key_groups=key_groups,
-            value_groups=value_groups,
-            value_projection=value_projection,
-            pixel_dim=backbone.num_features,
-            dim=dim,
-            token_dim=token_dim,
-            num_heads=num_heads,
-            norm=norm,
-            score_norm=score_norm,
-            relu=relu,
-            projector=projector,
-        )
+        projected = [projector and (i + 1 < depth or project_last) for i in range(depth)]
+        blocks, last_dim = _vt_modules(options, backbone.num_features, dim, projected, rates[sum(layers) :], projector)
         self.layer4: VTStage | None = VTStage(nn.MaxPool2d(3, stride=2, padding=1) if pool else nn.Identity(), blocks)
 
         stride = 4 if stem == "resnet" else 2
@@ -208,7 +220,7 @@ class VT(StagedClassifier):
             raise ValueError(f"output_stride must be {stage4} or {stride * 8}, got {output_stride}.")
         self.last_pool = nn.Identity() if last == stage4 else nn.AvgPool2d(2, ceil_mode=True)
         self.feature_info.append({"num_chs": last_dim, "reduction": last, "module": "layer4"})
-        self.head = ClassifierHead(token_dim, num_classes, pool_type=global_pool, drop_rate=drop_rate)
+        self.head = ClassifierHead(options.token_dim, num_classes, pool_type=global_pool, drop_rate=drop_rate)
 
     def adapt_checkpoint(self, state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The weights of a plain ResNet (its stem and first three stages) or of another VT that this model can load.
@@ -296,14 +308,7 @@ class VT(StagedClassifier):
 
 
 def insert(
-    model: nn.Module,
-    stage: str | None = None,
-    depth: int = 2,
-    pool: bool | None = None,
-    token_dim: int = 1024,
-    num_tokens: int = 16,
-    num_heads: int = 16,
-    **options: Any,
+    model: nn.Module, stage: str | None = None, depth: int = 2, pool: bool | None = None, **options: Any
 ) -> nn.Module:
     """Replace a stage of a timm backbone by VT modules, in place (VT Sec. 4: VTs replace convolution stages).
 
@@ -311,31 +316,18 @@ def insert(
         model: any timm model with `feature_info` whose stages map features (B, C, H, W) to features (B, C', H', W').
         stage: name of the stage as in `feature_info`, such as "layer4" or "stages.2"; the last by default. The VT
             modules return features with its channels.
-        depth, token_dim, num_tokens, num_heads: as in `VT`.
+        depth: number of VT modules.
         pool: whether features are max-pooled by 2 first. By default not in the last stage, as in VT-ResNets, and
             elsewhere, so that later stages read the usual resolution.
-        options: tokenizer, recurrence, relation, key_groups, value_groups, value_projection, norm, score_norm, relu and
-            iterations of `VT`.
+        options: of the VT modules, see `VTOptions`.
     """
     info: Any = model.feature_info  # a list of dicts, or timm's FeatureInfo
     names: list[str] = [entry["module"] for entry in info]
     stage = names[-1] if stage is None else stage
     choose("stage", stage, tuple(names))
-    in_dim, dim = _stage_channels(model, stage)
-    settings: dict[str, Any] = dict(
-        tokenizer="filter", recurrence="half", key_groups=1, value_groups=1, value_projection=False, norm=True,
-        score_norm=False, relu=True, iterations=10,
-    )  # fmt: skip
-    relation = options.pop("relation", "transformer")
-    if unknown := set(options) - set(settings):
-        raise TypeError(f"insert has no option {sorted(unknown)[0]!r}. Options: {', '.join(settings)}, relation.")
-    settings |= options
-    relations = _check_options("basic", "resnet", settings["tokenizer"], settings["recurrence"], relation, depth,
-                               num_tokens)  # fmt: skip
-    blocks, _ = _vt_modules(
-        relations, [True] * depth, [0.0] * depth, num_tokens=num_tokens, pixel_dim=in_dim, dim=dim,
-        token_dim=token_dim, num_heads=num_heads, projector=True, **settings,
-    )  # fmt: skip
+    if unknown := set(options) - set(VTOptions._fields):
+        raise TypeError(f"insert has no option {sorted(unknown)[0]!r}. Options: {', '.join(VTOptions._fields)}.")
+    blocks, _ = _vt_modules(VTOptions(**options), *_stage_channels(model, stage), [True] * depth, [0.0] * depth)
     halve = stage != names[-1] if pool is None else pool
     model.set_submodule(stage, FeatureStage(nn.MaxPool2d(3, stride=2, padding=1) if halve else nn.Identity(), blocks))
     return model
@@ -365,26 +357,6 @@ def _stage_channels(model: nn.Module, stage: str) -> tuple[int, int]:
     return shapes[0][1], channels
 
 
-def _check_options(
-    block: str, stem: str, tokenizer: str, recurrence: str, relation: str | Sequence[str], depth: int, num_tokens: int
-) -> list[str]:
-    """The relation of each module, after a check of all options that are words."""
-    choose("block", block, tuple(BLOCKS))
-    choose("stem", stem, ("resnet", "small"))
-    choose("tokenizer", tokenizer, tuple(TOKENIZERS))
-    choose("recurrence", recurrence, ("half", "full", "none"))
-    relations = [relation] * depth if isinstance(relation, str) else list(relation)
-    for word in relations:
-        choose("relation", word, RELATIONS)
-    if len(relations) != depth:
-        raise ValueError(f"relation must be one word or one for each of {depth} modules; got {relations}.")
-    if recurrence == "half" and num_tokens < 2:
-        raise ValueError(
-            f'expected num_tokens >= 2 with recurrence="half", got {num_tokens}. Use more, or recurrence="full".'
-        )
-    return relations
-
-
 def _resnet_stages(
     block: str, layers: Sequence[int], widths: Sequence[int], stem: str, in_chans: int, drop_path_rate: float
 ) -> ResNet:
@@ -405,24 +377,25 @@ def _resnet_stages(
 
 
 def _vt_modules(
-    relations: Sequence[str], projected: Sequence[bool], rates: Sequence[float], *, tokenizer: str, recurrence: str,
-    num_tokens: int, iterations: int, key_groups: int, value_groups: int, value_projection: bool, pixel_dim: int,
-    dim: int, token_dim: int, num_heads: int, norm: bool, score_norm: bool, relu: bool, projector: bool,
+    options: VTOptions, pixel_dim: int, dim: int, projected: Sequence[bool], rates: Sequence[float],
+    projector: bool = True,
 ) -> tuple[list[VTBlock], int]:  # fmt: skip
-    """The VT modules, and the channels of the features that the last one returns."""
+    """One VT module per drop path rate, and the channels of the features that the last one returns."""
+    relations = options.relations(len(rates))
+    token_dim, num_heads, norm = options.token_dim, options.num_heads, options.norm
     blocks, count = [], 0  # count: tokens so far
     for i, (relation, project, rate) in enumerate(zip(relations, projected, rates, strict=True)):
         group: nn.Module = KeepTokenizer()
-        if i == 0 or (projector and recurrence == "none"):
-            groups = pixel_groups(pixel_dim, num_heads) if value_projection or i else 0
-            filters = {"value_groups": groups, "score_norm": score_norm}
-            options = {"filter": filters, "clustering": {"iterations": iterations}}
-            group = TOKENIZERS[tokenizer](pixel_dim, token_dim, num_tokens, norm=norm, **options.get(tokenizer, {}))
-            count = num_tokens + count - count // 2
+        if i == 0 or (projector and options.recurrence == "none"):
+            groups = pixel_groups(pixel_dim, num_heads) if options.value_projection or i else 0
+            filters = {"value_groups": groups, "score_norm": options.score_norm}
+            own = {"filter": filters, "clustering": {"iterations": options.iterations}}.get(options.tokenizer, {})
+            group = TOKENIZERS[options.tokenizer](pixel_dim, token_dim, options.num_tokens, norm=norm, **own)
+            count = options.num_tokens + count - count // 2
             group = RepeatedTokenizer(group) if i else group
         elif projector:
-            group = RecurrentTokenizer(pixel_dim, token_dim, num_heads, recurrence == "half", norm=norm)
-        relate = _relation(relation, token_dim, count, num_heads, key_groups, value_groups, norm, relu, rate)
+            group = RecurrentTokenizer(pixel_dim, token_dim, num_heads, options.recurrence == "half", norm=norm)
+        relate = _relation(relation, options, count, rate)
         put_back = None
         if project:
             put_back = TokenProjector(pixel_dim, dim, token_dim, num_heads, norm=norm, drop_path=rate)
@@ -431,13 +404,12 @@ def _vt_modules(
     return blocks, pixel_dim
 
 
-def _relation(
-    word: str, dim: int, num_tokens: int, num_heads: int, key_groups: int, value_groups: int, norm: bool,
-    relu: bool, drop_path: float,
-) -> nn.Module:  # fmt: skip
-    """The layers that relate the tokens of one module; see `relation` of VT."""
+def _relation(word: str, options: VTOptions, num_tokens: int, drop_path: float) -> nn.Module:
+    """The layers that relate the tokens of one module; see `relation` of `VTOptions`."""
+    dim, norm, relu = options.token_dim, options.norm, options.relu
     if word == "transformer":
-        return VisualTokenTransformer(dim, num_heads, key_groups, value_groups, norm, drop_path, relu)
+        groups = options.key_groups, options.value_groups
+        return VisualTokenTransformer(dim, options.num_heads, *groups, norm, drop_path, relu)
     if word == "equations":
         return EquationTransformer(dim, dim // 4, drop_path=drop_path)  # the width that costs as much as "transformer"
     if word == "graph":
