@@ -2,7 +2,6 @@
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from saccade.benchmark.machine import synchronize
+from saccade.benchmark.machine import timed
 from saccade.inference.batch import predict_batch
 from saccade.models.registry import create_model
 from saccade.tasks.predict import inference_autocast
@@ -79,14 +78,8 @@ def measure_batch(
 
 def _loop(model: nn.Module, pixels: torch.Tensor, batches: int, dtype: torch.dtype | None) -> float:
     """Seconds of a loop over the model."""
-    device = str(pixels.device)
-    synchronize(device)
-    start = time.perf_counter()
     with torch.inference_mode(), inference_autocast(pixels.device, dtype):
-        for _ in range(batches):
-            model(pixels)
-    synchronize(device)
-    return time.perf_counter() - start
+        return batches * timed(lambda: model(pixels), str(pixels.device), batches)
 
 
 def write_images(folder: Path, size: int, count: int) -> None:

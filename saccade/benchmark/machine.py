@@ -30,14 +30,17 @@ def measure_ceiling(device: str, dtype: torch.dtype = torch.float32) -> Ceiling:
 
 def best_time(step: Callable[[], Any], device: str, repeats: int = 5) -> float:
     """Return the seconds of the fastest run, after one warm-up run."""
-    times = []
-    for _ in range(repeats + 1):
-        synchronize(device)
-        start = time.perf_counter()
+    return min([timed(step, device) for _ in range(repeats + 1)][1:])
+
+
+def timed(step: Callable[[], Any], device: str, repeats: int = 1) -> float:
+    """Return the seconds per call."""
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(repeats):
         step()
-        synchronize(device)
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+    synchronize(device)
+    return (time.perf_counter() - start) / repeats
 
 
 def synchronize(device: str) -> None:

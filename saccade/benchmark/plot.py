@@ -23,23 +23,16 @@ def plot_accuracy(rows: list[dict[str, Any]], title: str) -> Any:
         return None
     with style():
         figure, (axes,) = new_chart(width=7.5, height=4.6)
-        for i, (name, x, y) in enumerate(published):
+        for i, (_, x, y) in enumerate(published):
             axes.scatter(x, y, s=60, color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], zorder=3)
-            place = label_position(x, y, [point[1:] for point in published])
-            axes.annotate(name, (x, y), textcoords="offset points", fontsize=8, **place)
         axes.set(xlabel="images per second, measured", ylabel="ImageNet-1K top-1 in the paper, %", title=title)
         axes.set_xscale("log")
         plain_numbers(axes.xaxis)
         axes.margins(0.25, 0.15)
+        boxes: list[Any] = []
+        for name, x, y in published:
+            place_label(axes, name, (x, y), True, boxes)
     return figure
-
-
-def label_position(x: float, y: float, points: list[tuple[float, float]]) -> dict[str, Any]:
-    """Place a label above its marker, or to the side of it if another marker is directly above."""
-    if not any(0 < top - y < 0.8 and 0.8 < speed / x < 1.25 for speed, top in points):
-        return dict(xytext=(0, 8), ha="center")
-    slow = sum(speed < x for speed, _ in points) < len(points) / 2
-    return dict(xytext=(8 if slow else -8, -3), ha="left" if slow else "right")
 
 
 def plot_scaling(rows: list[dict[str, Any]], title: str) -> Any:

@@ -13,7 +13,7 @@ from timm.models import create_model, get_pretrained_cfg
 from torch import nn
 
 from saccade.benchmark.cost import count
-from saccade.benchmark.machine import Ceiling, PeakMemory, synchronize
+from saccade.benchmark.machine import Ceiling, PeakMemory, synchronize, timed
 from saccade.inference.compile import compile_options
 from saccade.inference.optimize import optimize
 
@@ -125,15 +125,6 @@ def interleave(
     repeats = [max(1, round(min_seconds / max(seconds, 1e-6))) for seconds in once]
     for _ in range(rounds):
         yield [timed(step, device, n) for step, device, n in zip(steps, devices, repeats, strict=True)]
-
-
-def timed(step: Callable[[], Any], device: str, repeats: int) -> float:
-    synchronize(device)
-    start = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    synchronize(device)
-    return (time.perf_counter() - start) / repeats
 
 
 def prepare(case: Case) -> tuple[Callable[[], Any], int]:

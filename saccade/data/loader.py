@@ -24,7 +24,7 @@ from saccade.data.sources.masks import load_pair
 from saccade.data.sources.objects import ObjectSource, load_objects
 from saccade.data.transforms.image import MemoryTransform
 from saccade.data.transforms.mask import EvalPair
-from saccade.data.transforms.objects import EvalObjects, ObjectTransform, Target, pack_masks
+from saccade.data.transforms.objects import EvalObjects, Target, pack_masks
 
 Transform = Callable[..., Any]  # image -> uint8 (3, H, W); or image and mask -> both; or image and objects -> both
 LoadSample = Callable[[Any, Transform, int], tuple[Tensor, Any]]  # source, transform, index -> image, label
@@ -133,27 +133,64 @@ class _OrderSampler:
         return self.order.batches(self.epoch, self.start)
 
 
+def _split_bad(samples: list) -> tuple[list, Bad]:
+    """Samples of `_Samples`: (image, label, index), and (index, reason)."""
+    return [sample for sample in samples if len(sample) == 3], [sample for sample in samples if len(sample) == 2]
+
+
+def _fill(samples: list) -> tuple[list, Bad]:
+    """Replace bad samples by others of the batch, so that it keeps its size."""
+    good, bad = _split_bad(samples)
+    if not good:
+        raise DataError(f"all {len(bad)} images of a batch are unreadable; the first: {bad[0][1]}")
+    return [good[i % len(good)] for i in range(len(samples))], bad
+
+
+def _collate_train(samples: list) -> Batch:
+    return _stack(*_fill(samples))
+
+
+def _collate_eval(samples: list) -> Batch:
+    good, bad = _split_bad(samples)
+    if not good:
+        return Batch(torch.empty(0, 3, 1, 1, dtype=torch.uint8), torch.empty(0).long(), torch.empty(0).long(), bad)
+    return _stack(good, bad)
+
+
+def _stack(samples: list, bad: Bad) -> Batch:
+    images, labels, indices = zip(*samples, strict=True)
+    stacked = torch.stack(labels) if isinstance(labels[0], Tensor) else torch.tensor(labels)
+    return Batch(torch.stack(images), stacked, torch.tensor(indices), bad)
+
+
+def _collate_objects_train(samples: list) -> ObjectBatch:
+    return _object_batch(*_fill([_pack(sample) if len(sample) == 3 else sample for sample in samples]))
+
+
+def _pack(sample: tuple[Tensor, Target, int]) -> tuple[Tensor, Target, int]:
+    image, target, index = sample
+    return image, target | ({"masks": pack_masks(target["masks"])} if "masks" in target else {}), index
+
+
+def _collate_objects_eval(samples: list) -> ObjectBatch:
+    good, bad = _split_bad(samples)
+    without_masks = [(image, {key: target[key] for key in ("boxes", "labels")}, i) for image, target, i in good]
+    return _object_batch(without_masks, bad)
+
+
+def _object_batch(samples: Sequence[tuple[Tensor, Target, int]], bad: Bad) -> ObjectBatch:
+    indices = torch.tensor([index for _, _, index in samples], dtype=torch.long)
+    return ObjectBatch([image for image, _, _ in samples], [target for _, target, _ in samples], indices, bad)
+
+
 class _TrainLoader(Generic[AnyBatch]):
-    """Decodes and augments samples in `workers` processes, in the order that seed and epoch give."""
+    """Decodes and augments samples in `workers` processes, in the order that seed and epoch give.
 
-    def __init__(
-        self,
-        samples: _Samples,
-        order: Order,
-        collate: Callable[[list], AnyBatch],
-        workers: int | None,
-        pin_memory: bool,
-    ):
-        self.source, self.order, self.sampler = samples.source, order, _OrderSampler(order)
-        self.loader = _data_loader(samples, self.sampler, collate, workers, pin_memory, persistent=True)
+    Bad images are replaced by others of the batch.
+    """
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[AnyBatch]:
-        self.sampler.epoch, self.sampler.start = epoch, start
-        return iter(self.loader)
-
-
-class FileLoader(_TrainLoader[Batch]):
-    """Training batches of images, decoded and augmented one by one. Bad images are replaced by others of the batch."""
+    load: LoadSample
+    collate: Callable[[list], AnyBatch]
 
     def __init__(
         self,
@@ -162,36 +199,49 @@ class FileLoader(_TrainLoader[Batch]):
         order: Order,
         workers: int | None = None,
         pin_memory: bool = False,
-        load: LoadSample = load_labelled,
+        load: LoadSample | None = None,
     ):
-        super().__init__(_Samples(source, transform, load), order, _collate_train, workers, pin_memory)
+        self.source, self.order, self.sampler = source, order, _OrderSampler(order)
+        samples = _Samples(source, transform, load or self.load)
+        self.loader = _data_loader(samples, self.sampler, self.collate, workers, pin_memory, persistent=True)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[AnyBatch]:
+        self.sampler.epoch, self.sampler.start = epoch, start
+        return iter(self.loader)
+
+
+class FileLoader(_TrainLoader[Batch]):
+    """Training batches of images, or with another `load` of images and masks."""
+
+    load, collate = staticmethod(load_labelled), staticmethod(_collate_train)
 
 
 class ObjectLoader(_TrainLoader[ObjectBatch]):
-    """Training batches of images with objects. Bad images are replaced by others of the batch."""
+    """Training batches of images with objects."""
 
-    def __init__(
-        self,
-        source: ObjectSource,
-        transform: ObjectTransform,
-        order: Order,
-        workers: int | None = None,
-        pin_memory: bool = False,
-    ):
-        super().__init__(_Samples(source, transform, load_objects), order, _collate_objects_train, workers, pin_memory)
+    load, collate = staticmethod(load_objects), staticmethod(_collate_objects_train)
 
 
 class _EvalLoader(Generic[AnyBatch]):
+    """Every image once, in order; process `rank` gets every `world_size`-th. Bad images are left out."""
+
+    load: LoadSample
+    collate: Callable[[list], AnyBatch]
+
     def __init__(
         self,
-        samples: _Samples,
-        batches: list[list[Key]],
-        collate: Callable[[list], AnyBatch],
-        workers: int | None,
-        pin_memory: bool,
+        source: Any,
+        transform: Transform,
+        batch_size: int,
+        workers: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        pin_memory: bool = False,
+        load: LoadSample | None = None,
     ):
-        self.batches = batches
-        self.loader = _data_loader(samples, batches, collate, workers, pin_memory)
+        self.batches = eval_batches(len(source), batch_size, rank, world_size)
+        samples = _Samples(source, transform, load or self.load)
+        self.loader = _data_loader(samples, self.batches, self.collate, workers, pin_memory)
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -201,38 +251,18 @@ class _EvalLoader(Generic[AnyBatch]):
 
 
 class EvalLoader(_EvalLoader[Batch]):
-    """Every image once, in order; process `rank` gets every `world_size`-th. Bad images are left out."""
+    """Batches of images, or with another `load` of images and masks."""
 
-    def __init__(
-        self,
-        source: Any,
-        transform: Transform,
-        batch_size: int,
-        workers: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        pin_memory: bool = False,
-        load: LoadSample = load_labelled,
-    ):
-        batches = eval_batches(len(source), batch_size, rank, world_size)
-        super().__init__(_Samples(source, transform, load), batches, _collate_eval, workers, pin_memory)
+    load, collate = staticmethod(load_labelled), staticmethod(_collate_eval)
 
 
 class ObjectEvalLoader(_EvalLoader[ObjectBatch]):
-    """Like `EvalLoader`, with boxes and labels; without masks, which the metric takes from `ground_truth`."""
+    """Batches of images with boxes and labels; without masks, which the metric takes from `ground_truth`."""
 
-    def __init__(
-        self,
-        source: ObjectSource,
-        batch_size: int,
-        workers: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        pin_memory: bool = False,
-    ):
-        batches = eval_batches(len(source), batch_size, rank, world_size)
-        samples = _Samples(source, EvalObjects(), load_objects)
-        super().__init__(samples, batches, _collate_objects_eval, workers, pin_memory)
+    load, collate = staticmethod(load_objects), staticmethod(_collate_objects_eval)
+
+    def __init__(self, source: ObjectSource, *args: Any, **kwargs: Any):
+        super().__init__(source, EvalObjects(), *args, **kwargs)
 
 
 class UnreadableImages:
@@ -414,53 +444,3 @@ def _exit_on_sigterm_of_parent() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)
-
-
-def _split_bad(samples: list) -> tuple[list, Bad]:
-    """Samples of `_Samples`: (image, label, index), and (index, reason)."""
-    return [sample for sample in samples if len(sample) == 3], [sample for sample in samples if len(sample) == 2]
-
-
-def _fill(samples: list) -> tuple[list, Bad]:
-    """Replace bad samples by others of the batch, so that it keeps its size."""
-    good, bad = _split_bad(samples)
-    if not good:
-        raise DataError(f"all {len(bad)} images of a batch are unreadable; the first: {bad[0][1]}")
-    return [good[i % len(good)] for i in range(len(samples))], bad
-
-
-def _collate_train(samples: list) -> Batch:
-    return _stack(*_fill(samples))
-
-
-def _collate_eval(samples: list) -> Batch:
-    good, bad = _split_bad(samples)
-    if not good:
-        return Batch(torch.empty(0, 3, 1, 1, dtype=torch.uint8), torch.empty(0).long(), torch.empty(0).long(), bad)
-    return _stack(good, bad)
-
-
-def _stack(samples: list, bad: Bad) -> Batch:
-    images, labels, indices = zip(*samples, strict=True)
-    stacked = torch.stack(labels) if isinstance(labels[0], Tensor) else torch.tensor(labels)
-    return Batch(torch.stack(images), stacked, torch.tensor(indices), bad)
-
-
-def _collate_objects_train(samples: list) -> ObjectBatch:
-    return _object_batch(*_fill([_pack(sample) if len(sample) == 3 else sample for sample in samples]))
-
-
-def _pack(sample: tuple[Tensor, Target, int]) -> tuple[Tensor, Target, int]:
-    image, target, index = sample
-    return image, target | ({"masks": pack_masks(target["masks"])} if "masks" in target else {}), index
-
-
-def _collate_objects_eval(samples: list) -> ObjectBatch:
-    good, bad = _split_bad(samples)
-    without_masks = [(image, {key: target[key] for key in ("boxes", "labels")}, i) for image, target, i in good]
-    return _object_batch(without_masks, bad)
-
-
-def _object_batch(samples: Sequence[tuple[Tensor, Target, int]], bad: Bad) -> ObjectBatch:
-    indices = torch.tensor([index for _, _, index in samples], dtype=torch.long)
-    return ObjectBatch([image for image, _, _ in samples], [target for _, target, _ in samples], indices, bad)

@@ -94,9 +94,10 @@ class ClusteringTeacher(nn.Module):
         needed = [i for i in coarse_to_fine if any(clusters[: i + 1])]
         self.pyramid = nn.ModuleList(TopDown(dims[i + 1], dims[i], kernel) for i in needed)
         self.to_score = nn.ModuleList(
-            ToScore(dim, num_tokens) if num_tokens else NoScore()
+            ToScore(dim, num_tokens) if num_tokens else nn.Identity()
             for dim, num_tokens in zip(dims, clusters, strict=True)
         )
+        self.clusters = tuple(clusters)
 
     def forward(self, features: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """features (B, C, H, W) of the stem -> scores (B, M, N) and features (B, C, H, W), one of each per stage."""
@@ -111,12 +112,6 @@ class ClusteringTeacher(nn.Module):
         scores: list[Tensor | None] = [None] * len(outputs)
         for i, level in enumerate(levels):
             stage = len(outputs) - 1 - i
-            scores[stage] = self.to_score[stage](to_pixels(level))
+            if self.clusters[stage]:
+                scores[stage] = self.to_score[stage](to_pixels(level))
         return scores, list(outputs)
-
-
-class NoScore(nn.Module):
-    """In place of `ToScore` for a stage without clusters."""
-
-    def forward(self, pixels: Tensor) -> Tensor | None:
-        return None

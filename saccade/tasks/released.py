@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from saccade import weights
+from saccade.data.sources.class_names import COCO_THINGS
 from saccade.models.card import Card, preprocess_of, read_card
 from saccade.models.checkpoint import BACKBONE, CheckpointError
 from saccade.models.official import heads, mask_rcnn, paca
@@ -47,7 +47,7 @@ def build_task_model(release: Release, state_dict: dict[str, Tensor]) -> tuple[n
     if mask_rcnn.matches(state_dict):
         classes = len(state_dict["roi_head.bbox_head.fc_cls.weight"]) - 1
         model: Any = create_detector(release.backbone, "mask_rcnn", classes, backbone_kwargs=kwargs, **MMDETECTION)
-        names = coco_classes() if classes == 80 else []
+        names = COCO_THINGS if classes == 80 else []  # in mmdetection's order
         card = Card(release.backbone, classes, kwargs, names, preprocess_of(model.backbone_model), "detection")
         card = card._replace(head="mask_rcnn", head_kwargs=MMDETECTION)
     elif (head := heads.matches(state_dict)) is not None:
@@ -58,9 +58,3 @@ def build_task_model(release: Release, state_dict: dict[str, Tensor]) -> tuple[n
     else:
         raise CheckpointError("expected mmdetection's roi_head.* or mmsegmentation's decode_head.*, got neither.")
     return model, card
-
-
-def coco_classes() -> list[str]:
-    """The 80 classes of COCO in mmdetection's order."""
-    categories = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
-    return [name for name in categories if name not in ("__background__", "N/A")]

@@ -5,15 +5,17 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import nms, roi_align
 
 import saccade
+from saccade.data.sources.class_names import COCO_THINGS
 from saccade.heads.mmdet import ExactAnchorGenerator, HalfPixelRoIAlign, TwoSidedBoxCoder
 from saccade.models.card import Card, Preprocess, read_card, save_model
 from saccade.models.checkpoint import CheckpointError
 from saccade.models.official import mask_rcnn
-from saccade.tasks.released import coco_classes, fetch_release
+from saccade.tasks.released import fetch_release
 from saccade.weights.releases import find
 from tests.tasks.test_segmentation_checkpoints import official_file
 
@@ -114,7 +116,8 @@ def test_classes_move_to_the_end_of_the_background():
     ours = mask_rcnn.convert(theirs)
     assert ours["roi_heads.box_predictor.cls_score.bias"].tolist() == [9, 1, 2]
     assert ours["roi_heads.box_predictor.bbox_pred.bias"].tolist() == [0, 0, 0, 0, *range(8)]
-    assert len(coco_classes()) == 80
+    categories = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
+    assert [name for name in categories if name not in ("__background__", "N/A")] == COCO_THINGS
 
 
 def test_exact_anchors_match_the_formula_of_mmdetection():
