@@ -18,8 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torchvision.ops import FrozenBatchNorm2d
 
-from saccade.layers.batch_norm import ChannelAffine
 from saccade.layers.linear import FixedLinear, FoldedLinearNorm, Linear, LinearNorm, ListNorm, scale_outputs
+from saccade.layers.norm import ChannelAffine
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, FrozenBatchNorm2d, ListNorm)  # and their subclasses
 PLAIN = (nn.Linear, Linear)  # other subclasses may compute more

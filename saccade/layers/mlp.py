@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from saccade.layers.depthwise import DepthwiseConv
+from saccade.layers.conv import DepthwiseConv
 from saccade.layers.linear import Linear
 from saccade.layers.norm import TokenNorm
 from saccade.ops import plain_layer

@@ -1,5 +1,6 @@
-"""LayerNorm over the channels of tokens and of features, in the dtype of its input."""
+"""LayerNorm over the channels of tokens and of features, in the dtype of its input; what folding leaves of a norm."""
 
+import torch
 from torch import Tensor, nn
 
 from saccade.ops import plain_layer
@@ -29,3 +30,18 @@ class ChannelNorm(TokenNorm):
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, C, H, W)."""
         return channel_norm(features, self.weight, self.bias, self.eps)
+
+
+@plain_layer
+class ChannelAffine(nn.Module):
+    """gain * x + shift per channel of features (B, C, ...) or vectors (B, C): what folding leaves of a batch norm."""
+
+    def __init__(self, gain: Tensor, shift: Tensor, axes: int):
+        super().__init__()
+        shape = (-1, *(1,) * axes)
+        self.gain = nn.Parameter(gain.view(shape), requires_grad=False)
+        self.shift = nn.Parameter(shift.view(shape), requires_grad=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """features (B, C, ...) -> features (B, C, ...)."""
+        return torch.addcmul(self.shift, features, self.gain)

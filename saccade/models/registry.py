@@ -15,7 +15,7 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
-from saccade.layers.depthwise import DepthwiseConv
+from saccade.layers.conv import DepthwiseConv
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.norm import ChannelNorm, TokenNorm
 from saccade.layers.position import AbsolutePosition

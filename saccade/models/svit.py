@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from saccade import ops
 from saccade.layers.attention import SelfAttention
-from saccade.layers.depthwise import DepthwiseConv
+from saccade.layers.conv import DepthwiseConv
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm

@@ -33,17 +33,16 @@ PROGRAMS = 528  # of the backward pass: four per multiprocessor of an H200, each
 def layer_norm_reference(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """LayerNorm over the last axis of tokens (..., D), in their dtype; autocast would return float32."""
     if tokens.dtype in dispatch.HALF_DTYPES:
-        with torch.autocast(tokens.device.type, enabled=False):
-            return F.layer_norm(tokens, weight.shape, weight.to(tokens.dtype), bias.to(tokens.dtype), eps)
-    return F.layer_norm(tokens, weight.shape, weight, bias, eps)
+        return plain_norm(tokens, eps, weight.to(tokens.dtype), bias.to(tokens.dtype))
+    return plain_norm(tokens, eps, weight, bias)
 
 
-def plain_norm(tokens: Tensor, eps: float) -> Tensor:
-    """LayerNorm over the last axis of tokens (..., D) without affine parameters, in their dtype."""
+def plain_norm(tokens: Tensor, eps: float, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """LayerNorm over the last axis of tokens (..., D), in their dtype, which is that of the affine parameters."""
     if tokens.dtype in dispatch.HALF_DTYPES:
         with torch.autocast(tokens.device.type, enabled=False):  # which would return float32
-            return F.layer_norm(tokens, tokens.shape[-1:], eps=eps)
-    return F.layer_norm(tokens, tokens.shape[-1:], eps=eps)
+            return F.layer_norm(tokens, tokens.shape[-1:], weight, bias, eps)
+    return F.layer_norm(tokens, tokens.shape[-1:], weight, bias, eps)
 
 
 def channel_norm_reference(features: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

@@ -20,7 +20,7 @@ from saccade.layers.grid import to_pixels
 from saccade.layers.linear import Linear
 from saccade.layers.norm import TokenNorm
 from saccade.tokens.trace import AssignmentTrace
-from saccade.tokens.visual_tokens import cell_weights
+from saccade.tokens.visual_tokens import AssignmentTokenizer, cell_weights
 
 
 class ToScore(nn.Linear):
@@ -161,7 +161,7 @@ class StridedTokenizer(nn.Module):
         return self.norm(to_pixels(self.conv(features))), link
 
 
-class PooledTokenizer(nn.Module):
+class PooledTokenizer(AssignmentTokenizer):
     """Spatial reduction by average pooling to a grid of `side` x `side` cells, then LayerNorm: as in PVTv2-Linear."""
 
     def __init__(self, dim: int, side: int):
@@ -173,12 +173,6 @@ class PooledTokenizer(nn.Module):
         """features (B, C, H, W), any link -> tokens (B, M, C), assignment (B, M, N)."""
         assignment = cell_weights(features, (self.side, self.side)).expand(features.shape[0], -1, -1)
         return self.norm(torch.matmul(assignment, to_pixels(features))), assignment
-
-    def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> AssignmentTrace:
-        """The trace of one call of this module."""
-        tokens, assignment = output
-        height, width = inputs[0].shape[2:]
-        return AssignmentTrace(assignment, (height, width), tokens=tokens)
 
 
 def to_sequence(features: Tensor) -> Tensor:

@@ -21,7 +21,16 @@ from saccade.ops.attention import pixel_pooling_attention
 from saccade.tokens.trace import AssignmentTrace
 
 
-class FilterTokenizer(nn.Module):
+class AssignmentTokenizer(nn.Module):
+    """Base of tokenizers that return tokens (B, M, D) and the assignment (B, M, N)."""
+
+    def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> AssignmentTrace:
+        """The assignment of one call."""
+        tokens, assignment = output
+        return AssignmentTrace(assignment, grid_size(inputs[0]), tokens=tokens)
+
+
+class FilterTokenizer(AssignmentTokenizer):
     """Group pixels by learned filters: a token is a mean of pixels, weighted by the softmax of its scores (VT Eq. 1).
 
     With `value_groups` the mean is over a grouped linear map of the pixels, otherwise over the pixels themselves.
@@ -56,13 +65,8 @@ class FilterTokenizer(nn.Module):
         pooled = torch.matmul(assignment, self.to_value(pixels))  # VT Eq. 1: Aᵀ X
         return self.to_token(pooled, assignment.unsqueeze(1), grid_size(features)), assignment
 
-    def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> AssignmentTrace:
-        """The assignment of one call."""
-        tokens, assignment = output
-        return AssignmentTrace(assignment, grid_size(inputs[0]), tokens=tokens)
 
-
-class KMeansTokenizer(nn.Module):
+class KMeansTokenizer(AssignmentTokenizer):
     """Group pixels by filters that are the k-means centroids of the image's own pixels (VT Eq. 6, Listing 1).
 
     Centroids are constants to autograd: gradients pass through the pixels, in the scores and in the mean. Scores are
@@ -83,13 +87,8 @@ class KMeansTokenizer(nn.Module):
         assignment = torch.matmul(centroids, pixels.transpose(1, 2)).softmax(-1)  # VT Eq. 6
         return self.to_token(torch.matmul(assignment, pixels)), assignment
 
-    def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> AssignmentTrace:
-        """The assignment of one call."""
-        tokens, assignment = output
-        return AssignmentTrace(assignment, grid_size(inputs[0]), tokens=tokens)
 
-
-class PoolTokenizer(nn.Module):
+class PoolTokenizer(AssignmentTokenizer):
     """Average the features over a grid of cells, one token per cell: the baseline of VT Table 3."""
 
     def __init__(self, pixel_dim: int, token_dim: int, num_tokens: int, norm: bool = True):
@@ -102,11 +101,6 @@ class PoolTokenizer(nn.Module):
         weights = cell_weights(features, self.grid)
         pooled = torch.matmul(weights, to_pixels(features))
         return self.to_token(pooled), weights.expand(features.shape[0], -1, -1)
-
-    def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> AssignmentTrace:
-        """The assignment of one call."""
-        tokens, assignment = output
-        return AssignmentTrace(assignment, grid_size(inputs[0]), tokens=tokens)
 
 
 class RecurrentTokenizer(nn.Module):

@@ -15,7 +15,7 @@ from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
 from saccade import ops
-from saccade.layers.batch_norm import ChannelAffine
+from saccade.layers.norm import ChannelAffine
 from saccade.ops import _dispatch, _weights, conv
 from saccade.ops._launch import record_specializations
 from tests.ops.compare import DEVICE, HALF, check, kernels_allowed, needs_triton, randn, relative_error

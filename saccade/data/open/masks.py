@@ -12,7 +12,7 @@ from saccade.data.open.splits import (
     group_files,
 )
 from saccade.data.sources.base import DataError, read_class_names
-from saccade.data.sources.mask_folders import LayoutMatch, MaskFolders, find_layout, list_masks
+from saccade.data.sources.mask_folders import MaskFolders, find_layout, list_masks
 from saccade.data.sources.mask_table import MaskTable
 from saccade.data.sources.masks import LabelMap, choose_labels
 from saccade.data.synthetic.scenes import SceneMasks
@@ -48,30 +48,20 @@ def find_mask_splits(
             f"{path} is not a segmentation dataset: expected a folder of images and one of masks (images/ and masks/, "
             "optionally with train/ and val/), the layout of ADE20K, COCO-Stuff, LIP or Cityscapes, or Parquet files."
         )
-    options = (path, match, classes, mask_values, ignore_index, reduce_zero_label)
-    return {split: partial(_open_mask_folders, split, *options) for split in match.folders}
+    found, requested = match.layout, classes
 
+    def open_folders(split: str, classes: list[str] | None = None) -> MaskFolders:
+        names = requested or read_class_names(path) or classes or found.classes
+        is_default = bool(found.classes) and names == found.classes and mask_values is None
+        reduce_zero = (is_default and found.reduce_zero_label) if reduce_zero_label is None else reduce_zero_label
+        if is_default:  # the label convention of a layout applies to its own classes only
+            label_map = LabelMap(len(names), found.mapping, reduce_zero, ignore_index)
+        else:
+            folder = (match.folders.get("train") or next(iter(match.folders.values())))[1]
+            listed = list_masks(folder, found.mask_ending)
+            options = (str(folder), names, mask_values, ignore_index, reduce_zero)
+            names, label_map = choose_labels(len(listed), listed.__getitem__, *options)
+        images, masks = match.folders[split]
+        return MaskFolders(images, masks, names, label_map, found.image_ending, found.mask_ending)
 
-def _open_mask_folders(
-    split: str,
-    path: Path,
-    match: LayoutMatch,
-    names: list[str] | None,
-    mask_values: list[int] | list[str] | None,
-    ignore_index: int | None,
-    reduce_zero_label: bool | None,
-    classes: list[str] | None = None,
-) -> MaskFolders:
-    layout = match.layout
-    names = names or read_class_names(path) or classes or layout.classes
-    is_default = bool(layout.classes) and names == layout.classes and mask_values is None
-    reduce_zero = (is_default and layout.reduce_zero_label) if reduce_zero_label is None else reduce_zero_label
-    if is_default:  # the label convention of a layout applies to its own classes only
-        label_map = LabelMap(len(names), layout.mapping, reduce_zero, ignore_index)
-    else:
-        folder = (match.folders.get("train") or next(iter(match.folders.values())))[1]
-        listed = list_masks(folder, layout.mask_ending)
-        options = (str(folder), names, mask_values, ignore_index, reduce_zero)
-        names, label_map = choose_labels(len(listed), listed.__getitem__, *options)
-    images, masks = match.folders[split]
-    return MaskFolders(images, masks, names, label_map, layout.image_ending, layout.mask_ending)
+    return {split: partial(open_folders, split) for split in match.folders}

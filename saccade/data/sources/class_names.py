@@ -1,5 +1,7 @@
 """Class names of common segmentation datasets, and the ids that their files use."""
 
+from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
+
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in " ".join(text.split()).split(",")]
@@ -32,15 +34,10 @@ LIP = _names(
     face, left-arm, right-arm, left-leg, right-leg, left-shoe, right-shoe"""
 )
 
-COCO_THINGS = _names(
-    """person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, stop sign,
-    parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, backpack, umbrella,
-    handbag, tie, suitcase, frisbee, skis, snowboard, sports ball, kite, baseball bat, baseball glove, skateboard,
-    surfboard, tennis racket, bottle, wine glass, cup, fork, knife, spoon, bowl, banana, apple, sandwich, orange,
-    broccoli, carrot, hot dog, pizza, donut, cake, chair, couch, potted plant, bed, dining table, toilet, tv, laptop,
-    mouse, remote, keyboard, cell phone, microwave, oven, toaster, sink, refrigerator, book, clock, vase, scissors,
-    teddy bear, hair drier, toothbrush"""
-)
+# By COCO's id, 0 for the background; ids without annotations are "N/A".
+_COCO_CATEGORIES = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
+_THING_IDS = [i for i, name in enumerate(_COCO_CATEGORIES) if name not in ("__background__", "N/A")]
+COCO_THINGS: list[str] = [_COCO_CATEGORIES[i] for i in _THING_IDS]
 COCO_STUFF = _names(
     """banner, blanket, branch, bridge, building-other, bush, cabinet, cage, cardboard, carpet, ceiling-other,
     ceiling-tile, cloth, clothes, clouds, counter, cupboard, curtain, desk-stuff, dirt, door-stuff, fence, floor-marble,
@@ -51,8 +48,6 @@ COCO_STUFF = _names(
     tent, textile-other, towel, tree, vegetable, wall-brick, wall-concrete, wall-other, wall-panel, wall-stone,
     wall-tile, wall-wood, water-other, waterdrops, window-blind, window-other, wood"""
 )
-_UNUSED = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91)  # COCO thing ids without annotations
-_THING_IDS = [coco_id for coco_id in range(1, 91) if coco_id not in _UNUSED]
 # stuffthingmaps store id - 1 (171 classes); stuff_*_pixelmaps store the id (91 classes, things are unlabelled).
 COCO_IDS = {coco_id - 1: i for i, coco_id in enumerate([*_THING_IDS, *range(92, 183)])}
 COCO_STUFF_IDS = {coco_id: i for i, coco_id in enumerate(range(92, 183))}

@@ -7,7 +7,6 @@ metadata of the schema says which column is which. Only pyarrow is needed.
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from saccade._extras import require
+from saccade._files import replaced_file
 from saccade.data.decode.image import BadImage, read_image
 from saccade.data.sources.base import DataError, index_labels, numbered_classes
 from saccade.weights.download import home
@@ -210,20 +210,12 @@ def _convert_to_arrow(files: list[str], column: str) -> Path:
     pa, pq = require("pyarrow", "train"), require("pyarrow.parquet", "train")
 
     key = json.dumps([[os.path.abspath(f), os.path.getsize(f), os.path.getmtime(f)] for f in files] + [column])
-    root = home() / "arrow"
-    target = root / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.arrow"
+    target = home() / "arrow" / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.arrow"
     if target.exists():
         return target
-    root.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=root)
-    os.close(handle)
-    try:
-        schema = pa.schema([pq.read_schema(files[0]).field(column)])
-        with pa.ipc.new_stream(temporary, schema) as writer:
-            for file in files:
-                for batch in pq.ParquetFile(file).iter_batches(batch_size=256, columns=[column]):
-                    writer.write_batch(batch)
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    schema = pa.schema([pq.read_schema(files[0]).field(column)])
+    with replaced_file(target) as temporary, pa.ipc.new_stream(str(temporary), schema) as writer:
+        for file in files:
+            for batch in pq.ParquetFile(file).iter_batches(batch_size=256, columns=[column]):
+                writer.write_batch(batch)
     return target
