@@ -131,6 +131,27 @@ def settings(pairs: Sequence[str]) -> dict[str, Any]:
     return options
 
 
+def check_numbers(args: argparse.Namespace, **least: float) -> None:
+    """Raise ValueError for a flag, or one of its values, that is below its least value."""
+    for name, minimum in least.items():
+        value = getattr(args, name)
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if values and not min(values) >= minimum:
+            raise ValueError(f"expected --{name.replace('_', '-')} of at least {minimum}, got {min(values)}.")
+
+
+@contextmanager
+def spinner(text: str, args: argparse.Namespace) -> Iterator[Callable[[str], None]]:
+    """Show a spinner on stderr and yield the function that changes its text; with --json show nothing."""
+    if args.json:
+        yield lambda message: None
+        return
+    from saccade._extras import require
+
+    with require("rich.console", "train").Console(stderr=True).status(text) as status:
+        yield status.update
+
+
 @contextmanager
 def progress_bar(title: str, args: argparse.Namespace) -> Iterator[Callable[[int, int], None] | None]:
     """A bar with the time left on a terminal: a function of the number done and the total, or None without one."""

@@ -3,8 +3,6 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -64,9 +62,11 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from saccade.benchmark import DTYPES, describe_machine, measure, measure_ceiling
-    from saccade.cli import pick_device, print_json
+    from saccade.cli import check_numbers, pick_device, print_json, spinner
 
-    check_numbers(args)
+    check_numbers(args, sizes=1, batch=1, rounds=1, threads=1)
+    if not 0 <= args.seconds < float("inf"):
+        raise ValueError(f"expected --seconds of at least 0, got {args.seconds}. 0 measures single steps.")
     device = pick_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     cases = make_cases(args, device)
     ceilings = {dtype: measure_ceiling(device, DTYPES[dtype]) for dtype in args.dtype}
     rows: list[dict[str, Any]] = []
-    with progress_line(not args.json) as report:
+    with spinner("starting", args) as report:
         for dtype in args.dtype:
             selected = [case for case in cases if case.dtype == dtype]
             rows += [m.to_dict() for m in measure(selected, args.rounds, args.seconds, ceilings[dtype], report)]
@@ -107,7 +107,7 @@ def run_batch(args: argparse.Namespace, device: str) -> int:
     from saccade import list_models
     from saccade.benchmark import DTYPES, describe_machine
     from saccade.benchmark.batch import measure_batch
-    from saccade.cli import print_json, settings
+    from saccade.cli import print_json, settings, spinner
 
     defaults = {"mode": ["batch"], "run": ["eager"], "memory_format": ["contiguous"], "channels_last": False}
     defaults |= {"optimize": None, "baseline": None, "scaling": False, "out": None, "name": None}
@@ -117,7 +117,7 @@ def run_batch(args: argparse.Namespace, device: str) -> int:
     if unknown := sorted(set(args.models) - set(list_models())):
         raise ValueError(f"expected saccade's models for --mode batch, got {unknown[0]}. `saccade models` lists them.")
     rows = []
-    with progress_line(not args.json) as report:
+    with spinner("starting", args) as report:
         for name, size, batch, dtype in product(args.models, args.sizes or (224,), args.batch, args.dtype):
             autocast = None if dtype == "float32" else DTYPES[dtype]
             timing = (device, autocast, args.rounds, args.seconds, report)
@@ -134,15 +134,6 @@ def run_batch(args: argparse.Namespace, device: str) -> int:
         )
     print(f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}, {rows[0]['images']} images")
     return 0
-
-
-def check_numbers(args: argparse.Namespace) -> None:
-    threads = [] if args.threads is None else [args.threads]
-    for option, values in dict(sizes=args.sizes or [], batch=args.batch, rounds=[args.rounds], threads=threads).items():
-        if values and min(values) < 1:
-            raise ValueError(f"expected --{option} of at least 1, got {min(values)}.")
-    if not 0 <= args.seconds < float("inf"):
-        raise ValueError(f"expected --seconds of at least 0, got {args.seconds}. 0 measures single steps.")
 
 
 def make_cases(args: argparse.Namespace, device: str) -> list[Any]:
@@ -285,15 +276,3 @@ def describe_run(row: dict[str, Any]) -> str:
     runs = ["comp"] * row["compiled"] + ["graph"] * row["cuda_graph"]
     words = [row["mode"][:5], "+".join(runs) or "eager", SHORT[row["dtype"]]]
     return " ".join(words + ["nhwc"] * row["channels_last"] + ["opt"] * row["optimized"])
-
-
-@contextmanager
-def progress_line(visible: bool) -> Iterator[Callable[[str], None]]:
-    """Show a spinner on stderr and yield the function that sets its text; without `visible`, print nothing."""
-    if not visible:
-        yield lambda message: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("starting") as status:
-        yield status.update

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from saccade import explain
-    from saccade.cli import pick_device, print_json, settings
+    from saccade.cli import check_numbers, pick_device, print_json, settings
     from saccade.explanation import IMPORTANCE_KINDS, score
 
     if bool(args.images) == bool(args.score):
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     if args.score and (args.stage or args.compare):
         raise ValueError("--stage and --compare are for images, not for --score. Leave them out.")
-    check_positive(args)
+    check_numbers(args, size=32, max_tokens=1, limit=0)
     out = args.out or "explained"
     common: dict[str, Any] = dict(
         device=pick_device(args.device), seed=args.seed, options=settings(args.set), size=args.size
@@ -122,13 +122,6 @@ def parse_anchor(text: str) -> tuple[float, float]:
     except ValueError:
         raise ValueError(f"expected --anchor X,Y such as 0.4,0.6, got {text}.") from None
     return x, y
-
-
-def check_positive(args: argparse.Namespace) -> None:
-    for name, minimum in (("size", 32), ("max_tokens", 1), ("limit", 0)):
-        value = getattr(args, name)
-        if value is not None and value < minimum:
-            raise ValueError(f"expected --{name.replace('_', '-')} of at least {minimum}, got {value}.")
 
 
 def progress(args: argparse.Namespace):

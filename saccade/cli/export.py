@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 HELP = "write a model as an ONNX or pt2 file, without custom operators"
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from saccade.cli import print_json
+    from saccade.cli import print_json, spinner
     from saccade.inference import FORMATS, export_model
 
     path = Path(args.out)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--size fixes height and width. Add --dynamic batch or --dynamic none.")
     model, card = open_named(args)
     dtype = None if args.dtype == "float32" else getattr(torch, args.dtype)
-    with progress(not args.json, f"exporting {card.name}"), quiet():
+    with spinner(f"exporting {card.name}", args), quiet():
         export = export_model(model, path, kind, dynamic, dtype, args.with_preprocessing, card, args.size)
     document: dict[str, Any] = {
         "out": str(path),
@@ -102,9 +102,10 @@ def open_named(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def check(args: argparse.Namespace, model: Any, card: Any, export: Any, document: dict[str, Any]) -> bool:
     """Compare file and model, add the result to the document and print it; whether they agree."""
+    from saccade.cli import spinner
     from saccade.inference.export_check import IN_GRAPH_TOLERANCE, TOLERANCE, check_export
 
-    with progress(not args.json, "comparing"):
+    with spinner("comparing", args):
         rows = check_export(export.path, model, card, export.metadata)
     tolerance = max(TOLERANCE[args.dtype], IN_GRAPH_TOLERANCE if args.with_preprocessing else 0.0)
     worst = max(rows, key=lambda row: row.relative)
@@ -144,15 +145,6 @@ def print_differences(rows: Any, args: argparse.Namespace, result: dict[str, Any
         f"{verdict}: largest difference {result['largest_difference']:.1e}, "
         f"{result['relative']:.1e} of the largest output (tolerance {result['tolerance']:.0e})"
     )
-
-
-def progress(visible: bool, text: str) -> Any:
-    """A spinner on stderr while the context is open."""
-    if not visible:
-        return nullcontext()
-    from rich.console import Console
-
-    return Console(stderr=True).status(text)
 
 
 @contextmanager

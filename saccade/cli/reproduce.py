@@ -64,20 +64,24 @@ def reproduce(args: argparse.Namespace) -> int:
     from saccade._extras import require
 
     require("lightning.pytorch", "train")
-    from saccade.cli import pick_device, print_json
+    from saccade.cli import check_numbers, pick_device, print_json
     from saccade.reproduce.assess import assess
     from saccade.reproduce.claim import load_claims, select
     from saccade.reproduce.plan import locate_data, plan_runs
     from saccade.reproduce.runner import Runner
 
     refuse(args, "released weights", "batch", "limit")
-    check_numbers(args)
+    check_numbers(args, seeds=1, jobs=1)
+    if args.budget is not None and not args.budget > 0:
+        raise ValueError(f"expected --budget above 0 minutes, got {args.budget}.")
     selected = select(args.claims, load_claims())
     claims, data = locate_data(selected, args.data, bool(args.claims))
     out, device = Path(args.out or DEFAULT_OUT), pick_device(args.device)
     if (out / "results").exists() and not args.resume:
         raise ValueError(f"{out} already contains runs. Continue them with --resume, or choose another --out.")
-    check_paths(data)
+    for path in data.values():
+        if path != "scenes" and not Path(path).exists():
+            raise ValueError(f"no data at {path}. Give --data an existing folder, or scenes.")
     say = (lambda line: None) if args.json else lambda line: print(line, file=sys.stderr, flush=True)
     if left_out := [claim.name for claim in selected if claim not in claims]:
         say(f"without their data set: {', '.join(left_out)}")
@@ -111,21 +115,6 @@ def refuse(args: argparse.Namespace, other: str, *names: str) -> None:
     for name in names:
         if getattr(args, name):
             raise ValueError(f"--{name} is for {other}. Remove it.")
-
-
-def check_numbers(args: argparse.Namespace) -> None:
-    for name, least in (("seeds", 1), ("jobs", 1)):
-        value = getattr(args, name)
-        if value is not None and value < least:
-            raise ValueError(f"expected --{name} of at least {least}, got {value}.")
-    if args.budget is not None and not args.budget > 0:
-        raise ValueError(f"expected --budget above 0 minutes, got {args.budget}.")
-
-
-def check_paths(data: dict[str, str]) -> None:
-    for path in data.values():
-        if path != "scenes" and not Path(path).exists():
-            raise ValueError(f"no data at {path}. Give --data an existing folder, or scenes.")
 
 
 def write_page(out: Path, assessments: list[dict[str, Any]], args: argparse.Namespace) -> list[Path]:

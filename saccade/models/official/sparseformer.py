@@ -1,8 +1,7 @@
 """SparseFormer (v1) state dicts: names only, the layouts agree.
 
 The authors' current code and their older files spell the head differently (`norm` and `proj`, or `head.norm`), and
-their loader ignores unknown keys. Here unknown keys are named in a warning and stay in the state dict, so that strict
-loading fails.
+their loader ignores unknown keys.
 
 Video models have the same names. Their early convolution has a time axis of 1, which is dropped: here it is a
 convolution of single frames. Boxes x1 y1 t1 x2 y2 t2 and offsets x y t have our layout; of the six deltas, the three
@@ -11,7 +10,7 @@ shifts precede the three growths, as two precede two in the image model.
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor, nn
 
@@ -45,6 +44,7 @@ _OUTSIDE = {
     r"(?:head\.)?(?:proj|fc)\.": "head.fc.",
 }
 _LAYER = re.compile(r"layers\.(\d+)\.")
+Parts = list[tuple[str, dict[str, str]]]  # prefix and names of a layer's parts
 
 
 def matches(keys: Iterable[str]) -> bool:
@@ -54,22 +54,36 @@ def matches(keys: Iterable[str]) -> bool:
 
 def convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Rename the authors' keys to ours; only the time axis of a video's convolution changes a value."""
-    names = {key: _rename(key) for key in state_dict}
+    state_dict = {key: value.squeeze(2) if value.ndim == 5 else value for key, value in state_dict.items()}
+    return rename_keys(state_dict, _OUTSIDE, _parts)
+
+
+def _parts(index: int) -> Parts:
+    return [(f"cortex.blocks.{index - 2}." if index > 1 else "focus.blocks.0.", _BLOCK)]
+
+
+def rename_keys(
+    state_dict: dict[str, Tensor], outside: Mapping[str, str], parts: Callable[[int], Parts]
+) -> dict[str, Tensor]:
+    """Rename keys by patterns outside of layers, and by prefix and names of the `parts` of layer i.
+
+    Unknown keys are named in a warning and not dropped, so that strict loading fails.
+    """
+    names = {key: _rename(key, outside, parts) for key in state_dict}
     unknown = [key for key, name in names.items() if name is None]
     if unknown:
         _logger.warning("keys that a SparseFormer does not have: %s", ", ".join(unknown))
-    values = {key: value.squeeze(2) if value.ndim == 5 else value for key, value in state_dict.items()}
-    return {name or key: values[key] for key, name in names.items()}
+    return {name or key: state_dict[key] for key, name in names.items()}
 
 
-def _rename(key: str) -> str | None:
-    for pattern, ours in _OUTSIDE.items():
+def _rename(key: str, outside: Mapping[str, str], parts: Callable[[int], Parts]) -> str | None:
+    for pattern, ours in outside.items():
         if re.match(pattern, key):
             return re.sub("^" + pattern, ours, key)
     if layer := _LAYER.match(key):
-        index, suffix = int(layer[1]), key[layer.end() :]
-        block = f"cortex.blocks.{index - 2}." if index > 1 else "focus.blocks.0."
-        for theirs, ours in _BLOCK.items():
-            if suffix.startswith(theirs):
-                return block + ours + suffix[len(theirs) :]
+        suffix = key[layer.end() :]
+        for prefix, names in parts(int(layer[1])):
+            for theirs, ours in names.items():
+                if suffix.startswith(theirs):
+                    return prefix + ours + suffix[len(theirs) :]
     return None

@@ -1,28 +1,25 @@
 """SparseFormer v2 state dicts (bootstrapped from AugReg or CLIP, base or large): names only, the layouts agree.
 
-Files spell the head `norm` and `proj`, or `head.norm` and `head.classifier`. Unknown keys are named in a warning and
-not dropped, so that strict loading fails. It also fails without the stage embedding, which the authors' own conversion
-of old files drops.
+Files spell the head `norm` and `proj`, or `head.norm` and `head.classifier`. Strict loading fails without the stage
+embedding, which the authors' own conversion of old files drops.
 """
 
-import logging
-import re
 from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-_logger = logging.getLogger(__name__)
+from saccade.models.official.sparseformer import Parts, rename_keys
 
-_OUTSIDE = (
-    (r"feat_extractor\.conv1\.", "stem.conv."),
-    (r"initial_roi\.weight$", "regions"),
-    (r"initial_embedding\.weight$", "embeddings"),
-    (r"cls_embedding\.weight$", "class_token"),
-    (r"layers\.0\.stage_embedding\.weight$", "focus.stage_embedding"),
-    (r"layers\.1\.0\.", "bridge."),
-    (r"(?:head\.)?norm\.", "head.norm."),
-    (r"(?:head\.)?(?:proj|classifier|fc)\.", "head.fc."),
-)
+_OUTSIDE = {
+    r"feat_extractor\.conv1\.": "stem.conv.",
+    r"initial_roi\.weight$": "regions",
+    r"initial_embedding\.weight$": "embeddings",
+    r"cls_embedding\.weight$": "class_token",
+    r"layers\.0\.stage_embedding\.weight$": "focus.stage_embedding",
+    r"layers\.1\.0\.": "bridge.",
+    r"(?:head\.)?norm\.": "head.norm.",
+    r"(?:head\.)?(?:proj|classifier|fc)\.": "head.fc.",
+}
 _SAMPLING = {
     "roi_offset_bias": "tokenizer.placer.grid",
     "roi_offset_module.0.": "tokenizer.placer.norm.",
@@ -40,7 +37,6 @@ _ADJUSTER = {
     "roi_adjust_module.3.weight": "adjuster.to_delta.weight",
 }
 _ENCODER = {layer: layer for layer in ("norm1.", "norm2.", "attn.qkv.", "attn.proj.", "mlp.fc1.", "mlp.fc2.")}
-_LAYER = re.compile(r"layers\.(\d+)\.")
 _FOCUSING, _RESAMPLING = 0, 2  # numbers of their layers; 1 is the bridge, the cortex begins at 3
 
 
@@ -51,30 +47,13 @@ def matches(keys: Iterable[str]) -> bool:
 
 def convert(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Rename the authors' keys to ours; the number of blocks may be any."""
-    names = {key: _rename(key) for key in state_dict}
-    unknown = [key for key, name in names.items() if name is None]
-    if unknown:
-        _logger.warning("keys that a SparseFormer v2 does not have: %s", ", ".join(unknown))
-    return {names[key] or key: value for key, value in state_dict.items()}
+    return rename_keys(state_dict, _OUTSIDE, _parts)
 
 
-def _rename(key: str) -> str | None:
-    for pattern, ours in _OUTSIDE:
-        if re.match(pattern, key):
-            return re.sub("^" + pattern, ours, key)
-    layer = _LAYER.match(key)
-    if layer is None:
-        return None
-    index, name = int(layer[1]), key[layer.end() :]
+def _parts(index: int) -> Parts:
     if index == _FOCUSING:
-        parts = (("focus.blocks.0.sampling.", _SAMPLING), ("focus.blocks.0.encoder.", _ENCODER))
-        parts = (*parts, ("focus.blocks.0.", _ADJUSTER))
-    elif index == _RESAMPLING:
-        parts = (("resample.", _SAMPLING),)
-    else:
-        parts = ((f"cortex.blocks.{index - _RESAMPLING - 1}.", _ENCODER),)
-    for prefix, layers in parts:
-        for theirs, ours in layers.items():
-            if name.startswith(theirs):
-                return prefix + ours + name[len(theirs) :]
-    return None
+        block = "focus.blocks.0."
+        return [(f"{block}sampling.", _SAMPLING), (f"{block}encoder.", _ENCODER), (block, _ADJUSTER)]
+    if index == _RESAMPLING:
+        return [("resample.", _SAMPLING)]
+    return [(f"cortex.blocks.{index - _RESAMPLING - 1}.", _ENCODER)]
