@@ -64,28 +64,21 @@ def run(args: argparse.Namespace) -> int:
     from saccade.engine.results import machine
 
     device = pick_device(args.device)
+    names = ("workers", "max_unreadable", "limit", "out", "size", "crop_pct", "flip", "window", "stride")
+    options: dict[str, Any] = {name: getattr(args, name) for name in (*names, "max_detections")}
     with progress_bar("evaluating", args) as on_progress:
         document = {"checkpoint": str(args.checkpoint)} | evaluate(
             args.checkpoint,
             args.data,
             args.split,
             batch_size=args.batch,
-            workers=args.workers,
             device=device,
             dtype=None if args.precision == "float32" else getattr(torch, args.precision),
-            max_unreadable=args.max_unreadable,
-            limit=args.limit,
-            out=args.out,
             data_options=settings(args.set),
             on_progress=on_progress,
-            size=args.size,
-            crop_pct=args.crop_pct,
             views=tuple(args.views),
-            flip=args.flip,
-            window=args.window,
-            stride=args.stride,
             scales=tuple(args.scales),
-            max_detections=args.max_detections,
+            **options,
         )
     document["machine"] = machine(torch.device(device))
     if args.out:

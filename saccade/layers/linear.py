@@ -102,6 +102,14 @@ class FixedLinear(nn.Module):
         return affine_map(vectors, self.weight, self.bias)
 
 
+def init_linear(layer: nn.Linear) -> None:
+    """Weights normal with a deviation of 0.02, truncated in the authors' code at 2, which is 100 deviations: timm's
+    trunc_normal_ overflows to exactly 2. The bias is zero."""
+    nn.init.normal_(layer.weight, std=0.02)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
 def affine_map(vectors: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """vectors (B, N, C) -> (B, N, D); weight (D, C), or (groups, C/groups, D/groups)."""
     return (linear if weight.ndim == 2 else grouped_linear)(vectors, weight, bias)

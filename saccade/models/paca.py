@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from saccade import ops
 from saccade.layers.attention import CrossAttention, SelfAttention
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
+from saccade.layers.linear import init_linear
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition
@@ -326,17 +327,17 @@ def init_weights(module: nn.Module) -> None:
 
     Linear layers that the authors write as 1x1 convolutions are initialised as convolutions.
     """
-    if isinstance(module, nn.Linear):  # truncated at 2, which is 100 deviations: timm's trunc_normal_ overflows to 2
-        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear):
+        init_linear(module)
     elif isinstance(module, nn.Conv2d):
         fan_out = module.weight[0, 0].numel() * module.out_channels // module.groups
         nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
     elif isinstance(module, (ConvClustering, ClusteringTeacher)):  # after their layers: `apply` ends with the parent
         for layer in module.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=(2 / layer.out_features) ** 0.5)
-    if isinstance(module, (nn.Linear, nn.Conv2d)) and module.bias is not None:
-        nn.init.zeros_(module.bias)
 
 
 _TRAINED = ("tiny", "small", "base", "mlp_small", "ec_small", "ec_base")

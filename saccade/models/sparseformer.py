@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from saccade.layers.attention import SelfAttention
 from saccade.layers.grid import channels_last, check_images
+from saccade.layers.linear import init_linear
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
 from saccade.models.classifier import Classifier
@@ -447,9 +448,7 @@ def feature_info(dim: int) -> list[dict[str, Any]]:
 def init_weights(module: nn.Module) -> None:
     """Linear layers truncated normal, convolutions Kaiming normal, sampling modules as in appendix A.3."""
     if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=0.02)  # 2 is 100 deviations: timm's trunc_normal_ overflows to exactly 2
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+        init_linear(module)
     elif isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         if module.bias is not None:

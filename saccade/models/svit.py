@@ -22,6 +22,7 @@ from saccade import ops
 from saccade.layers.attention import SelfAttention
 from saccade.layers.conv import DepthwiseConv
 from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
+from saccade.layers.linear import init_linear
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition, RelativePosition
@@ -302,9 +303,7 @@ def conv_stem(in_chans: int, dim: int) -> nn.Sequential:
 def init_weights(module: nn.Module) -> None:
     """Linear layers truncated normal with zero bias; convolutions and norms keep PyTorch's defaults."""
     if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=0.02)  # 2 is 100 deviations: timm's trunc_normal_ overflows to exactly 2
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+        init_linear(module)
 
 
 default_cfgs = generate_default_cfgs(

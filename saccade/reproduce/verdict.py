@@ -14,6 +14,7 @@ pair is, with the error divided by the number of pairs (Bonferroni).
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -64,9 +65,7 @@ def compare(
     if len(left) != len(right) or len(left) < 2:
         raise ValueError(f"expected at least 2 paired results, got {len(left)} and {len(right)}. Run more seeds.")
     differences = [a - b for a, b in zip(left, right, strict=True)]
-    count = len(differences)
-    mean = sum(differences) / count
-    spread = math.sqrt(sum((value - mean) ** 2 for value in differences) / (count - 1))
+    count, mean, spread = len(differences), statistics.fmean(differences), statistics.stdev(differences)
     bounds = allowed(sign, margin)
     low, high = interval(mean, spread, count, ALPHA)
     outer_low, outer_high = interval(mean, spread, count, ALPHA / pairs)
@@ -116,12 +115,9 @@ def detectable(spread: float, count: int) -> float:
 
 @cache
 def _unit_detectable(count: int) -> float:
-    """The detectable difference at a spread of 1, by bisection."""
-    low, high = 0.0, 100.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _one_sided(middle, 1.0, count) < POWER else (low, middle)
-    return high
+    """The detectable difference at a spread of 1."""
+    optimize = require("scipy.optimize", "train")
+    return float(optimize.brentq(lambda distance: _one_sided(distance, 1.0, count) - POWER, 0.0, 100.0))
 
 
 def combine(verdicts: Sequence[str]) -> str:

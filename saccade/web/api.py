@@ -153,18 +153,12 @@ def make_api(service: Service, queue_size: int = 64) -> FastAPI:
     @api.post("/predict", response_model=Predicted, response_model_exclude_none=True, **data)
     def predict(file: File, model: str, threshold: Fraction = 0.5) -> Any:
         """Classes, segmentation or objects of an image, or classes of a video; `threshold` is the smallest score."""
-        prediction = service.predict(file, model)
-        if isinstance(prediction, saccade.Detections):
-            prediction = above(prediction, threshold)
-        return prediction.to_dict() | {"image": file.name, "model": model}
+        return above(service.predict(file, model), threshold).to_dict() | {"image": file.name, "model": model}
 
     @api.post("/draw", **image)
     def draw(file: File, model: str, threshold: Fraction = 0.5) -> Response:
         """The prediction, drawn on the image."""
-        prediction = service.predict(file, model)
-        if isinstance(prediction, saccade.Detections):
-            prediction = above(prediction, threshold)
-        return png(prediction.draw())
+        return png(above(service.predict(file, model), threshold).draw())
 
     @api.post("/tokens", response_model=Tokens, **data)
     def tokens(file: File, model: str) -> Any:

@@ -29,8 +29,10 @@ MIN_SCORE = 0.05  # of the objects that are cached; the page and the API apply t
 Result = TypeVar("Result")
 
 
-def above(detections: saccade.Detections, threshold: float) -> saccade.Detections:
-    """Return the objects with at least this score."""
+def above(detections: saccade.Prediction, threshold: float) -> Any:
+    """Return the objects with at least this score; predictions of other tasks as they are."""
+    if not isinstance(detections, saccade.Detections):
+        return detections
     keep = detections.scores >= threshold
     masks = None if detections.masks is None else detections.masks[keep]
     boxes, labels, scores = detections.boxes[keep], detections.labels[keep], detections.scores[keep]

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from saccade.data.transforms.batch import normalize
 from saccade.explanation.drawing.figure import Figure, Panel
-from saccade.explanation.drawing.overlay import draw_boxes, rescale, tint
-from saccade.explanation.figures.svit import GREEN, RED, effective_attention
+from saccade.explanation.figures.svit import draw_anchor, effective_attention
 from saccade.explanation.hooks.attention import record_attention
 from saccade.explanation.images import View
 from saccade.explanation.observe import Step, eval_mode
@@ -107,9 +106,7 @@ def comparison_figure(view: View, rows: Sequence[AnchorAttention], anchor: tuple
     panels = []
     for row in rows:
         maps = F.interpolate(row.map[None, None].float(), view.canvas.shape[:2], mode="bilinear")[0, 0]
-        drawn = tint(view.canvas, rescale(maps.cpu().numpy(), from_zero=True), RED)
-        box = torch.tensor([[anchor[0] - 0.02, anchor[1] - 0.02, anchor[0] + 0.02, anchor[1] + 0.02]]).numpy()
-        drawn = draw_boxes(drawn, box, torch.tensor([GREEN]).numpy(), 3, outline=True)
+        drawn = draw_anchor(view.canvas, maps.cpu().numpy(), anchor)
         caption = f"{row.kind} attention, {row.keys} keys, redundancy {row.redundancy:.0%}"
         panels.append(Panel(drawn, row.model, caption))
     return Figure(

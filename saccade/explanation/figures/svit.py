@@ -106,9 +106,7 @@ def anchor_figure(
             heads = [(f", head {i + 1}", head) for i, head in enumerate(attention[:3])]
         for name, head in heads:
             values = resample_maps(head[None], step.alignment, step.image_size, canvas.shape[:2])[0].cpu().numpy()
-            drawn = tint(canvas, rescale(values, from_zero=True), RED)
-            box = np.array([[anchor[0] - 0.02, anchor[1] - 0.02, anchor[0] + 0.02, anchor[1] + 0.02]])
-            drawn = draw_boxes(drawn, box, np.array([GREEN]), 3, outline=True)
+            drawn = draw_anchor(canvas, values, anchor)
             above = float((head > head.max() / 2).float().mean())
             panels.append(Panel(drawn, step.title + name, f"{above:.0%} of the image above half the maximum"))
     if not panels:
@@ -121,6 +119,12 @@ def anchor_figure(
         panels,
         columns=len(panels) if len(panels) <= 5 else 4,
     )
+
+
+def draw_anchor(image: np.ndarray, values: np.ndarray, anchor: tuple[float, float]) -> np.ndarray:
+    """Values (H, W) in red, full at their maximum, and the anchor in a green square."""
+    box = np.array([[anchor[0] - 0.02, anchor[1] - 0.02, anchor[0] + 0.02, anchor[1] + 0.02]])
+    return draw_boxes(tint(image, rescale(values, from_zero=True), RED), box, np.array([GREEN]), 3, outline=True)
 
 
 def _bounds(mask: np.ndarray) -> list[float]:
