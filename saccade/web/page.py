@@ -171,7 +171,7 @@ def _tokens_tab(service: Service, page: Any) -> None:
     outputs_a, outputs_b = [message, image, column_a, *pane_a.outputs], [column_b, *pane_b.outputs]
     for pane, handler, outputs in ((pane_a, _checked(show), outputs_a), (pane_b, _checked(compare), outputs_b)):
         inputs = [image, pane.model, opacity]
-        triggers = [image.input, pane.model.input, photo_chosen.then]
+        triggers = [image.input, pane.model.change, photo_chosen.then]  # `input` fires when a dropdown loses focus
         if pane is pane_a:
             triggers.append(page.load)
         events = [trigger(handler, inputs, outputs, **MODEL_QUEUE) for trigger in triggers]
@@ -399,7 +399,7 @@ def _task_tab(service: Service, tab: TaskTab) -> None:
 
     show = _checked(show)
     inputs, outputs = [upload, model, slider], [message, upload, drawing, rows, png, json]
-    for trigger in (upload.input, model.input):
+    for trigger in (upload.input, model.change):
         trigger(show, inputs, outputs, **MODEL_QUEUE)
     slider.input(show, inputs, outputs, trigger_mode="always_last", show_progress="hidden", **MODEL_QUEUE)
 
