@@ -1,7 +1,9 @@
 """Open checkpoints of every task."""
 
 import pytest
+import timm
 import torch
+from timm.data import resolve_data_config
 
 import saccade
 from saccade.models.card import Card, Preprocess, save_model
@@ -88,3 +90,11 @@ def test_card_says_whether_a_model_is_multi_label(tmp_path):
     save_model(model, tmp_path / "model.safetensors", card)
     assert card_of(load(tmp_path / "model.safetensors")) == card
     assert repr(card) == "Card(vt_nano: classification, 3 labels, 64 px)"
+
+
+def test_timm_reads_the_preprocessing_of_a_loaded_model():
+    loaded, created = saccade.load("svit_nano"), timm.create_model("svit_nano", pretrained=True)
+    config = resolve_data_config({}, model=loaded)
+    assert config == resolve_data_config({}, model=created)
+    assert (config["input_size"], config["crop_pct"]) == ((3, 128, 128), loaded.card.preprocess.crop_pct)
+    assert loaded.pretrained_cfg["num_classes"] == len(loaded.pretrained_cfg["label_names"]) == 200
