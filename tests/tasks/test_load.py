@@ -1,7 +1,6 @@
 """Open checkpoints of every task."""
 
 import pytest
-import timm
 import torch
 from timm.data import resolve_data_config
 
@@ -92,9 +91,12 @@ def test_card_says_whether_a_model_is_multi_label(tmp_path):
     assert repr(card) == "Card(vt_nano: classification, 3 labels, 64 px)"
 
 
-def test_timm_reads_the_preprocessing_of_a_loaded_model():
-    loaded, created = saccade.load("svit_nano"), timm.create_model("svit_nano", pretrained=True)
+def test_timm_reads_the_preprocessing_of_a_loaded_model(tmp_path):
+    preprocess = Preprocess(96, mean=(0.4, 0.5, 0.6), crop_pct=0.95, interpolation="bilinear")
+    model = saccade.create_model("svit_nano", num_classes=3)
+    save(model, tmp_path / "m.safetensors", name="svit_nano", preprocess=preprocess, classes=["a", "b", "c"])
+    loaded = load(tmp_path / "m.safetensors")
     config = resolve_data_config({}, model=loaded)
-    assert config == resolve_data_config({}, model=created)
-    assert (config["input_size"], config["crop_pct"]) == ((3, 128, 128), loaded.card.preprocess.crop_pct)
-    assert loaded.pretrained_cfg["num_classes"] == len(loaded.pretrained_cfg["label_names"]) == 200
+    assert config["input_size"] == (3, 96, 96)
+    assert (config["mean"], config["crop_pct"], config["interpolation"]) == ((0.4, 0.5, 0.6), 0.95, "bilinear")
+    assert (loaded.pretrained_cfg["num_classes"], loaded.pretrained_cfg["label_names"]) == (3, ("a", "b", "c"))
