@@ -242,7 +242,7 @@ def _show_inspection(service: Service, path: str | None, model: str, opacity: fl
     title = f"{inspection.subject.name}: mosaic, click on a token"
     return [
         gr.update(visible=False) if path else _message(HINT, "hint"),
-        path,
+        service.displayable(path),
         gr.update(visible=True),
         show_predictions(service, inspection, model),
         gr.update(value=mosaic_image(inspection, last, opacity, token), label=title),
@@ -391,7 +391,7 @@ def _task_tab(service: Service, tab: TaskTab) -> None:
             image = prediction.image
         return [
             hidden,
-            path,
+            service.displayable(path),
             gr.update(value=np.asarray(image), visible=True),
             part("result", service.catalogue.entry(name), list_rows(prediction)),
             *(gr.update(value=f, interactive=True) for f in service.write_prediction(prediction, image, name)),

@@ -175,6 +175,16 @@ def test_page_rejects_a_file_that_is_not_an_image(page, service, tmp_path):
     sync_api.expect(message).to_have_count(0)
 
 
+def test_tiff_is_shown_as_png(page, service, tmp_path):
+    from PIL import Image
+
+    with Image.open(CAT) as cat:
+        cat.save(tmp_path / "scan.tiff")
+    upload(page, tmp_path / "scan.tiff")
+    wait_for_predictions(page, service, tmp_path / "scan.tiff")
+    page.wait_for_function("document.querySelector('#image img')?.naturalWidth > 0")
+
+
 def test_page_opens_with_an_analysed_example(page, service):
     wait_for_predictions(page, service, service.photos["coffee"])
     sync_api.expect(page.locator("#message .notice.hint")).to_contain_text("An example is shown: coffee.")
