@@ -39,7 +39,7 @@ def package_version() -> str:
 def lazy_imports(package: str) -> Callable[[str], Any]:
     """The `__getattr__` of a package that imports on first use what its block `if TYPE_CHECKING:` imports.
 
-    The block is read from the source: names are listed once, where type checkers and readers look for them.
+    The block is read from the source: names are listed once, where type checkers and readers expect them.
     """
     loader: Any = getattr(sys.modules[package].__spec__, "loader", None)
     blocks = [node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If)]

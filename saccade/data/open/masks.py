@@ -48,20 +48,20 @@ def find_mask_splits(
             f"{path} is not a segmentation dataset: expected a folder of images and one of masks (images/ and masks/, "
             "optionally with train/ and val/), the layout of ADE20K, COCO-Stuff, LIP or Cityscapes, or Parquet files."
         )
-    found, requested = match.layout, classes
+    recognised, requested = match.layout, classes
 
     def open_folders(split: str, classes: list[str] | None = None) -> MaskFolders:
-        names = requested or read_class_names(path) or classes or found.classes
-        is_default = bool(found.classes) and names == found.classes and mask_values is None
-        reduce_zero = (is_default and found.reduce_zero_label) if reduce_zero_label is None else reduce_zero_label
+        names = requested or read_class_names(path) or classes or recognised.classes
+        is_default = bool(recognised.classes) and names == recognised.classes and mask_values is None
+        reduce_zero = (is_default and recognised.reduce_zero_label) if reduce_zero_label is None else reduce_zero_label
         if is_default:  # the label convention of a layout applies to its own classes only
-            label_map = LabelMap(len(names), found.mapping, reduce_zero, ignore_index)
+            label_map = LabelMap(len(names), recognised.mapping, reduce_zero, ignore_index)
         else:
             folder = (match.folders.get("train") or next(iter(match.folders.values())))[1]
-            listed = list_masks(folder, found.mask_ending)
+            listed = list_masks(folder, recognised.mask_ending)
             options = (str(folder), names, mask_values, ignore_index, reduce_zero)
             names, label_map = choose_labels(len(listed), listed.__getitem__, *options)
         images, masks = match.folders[split]
-        return MaskFolders(images, masks, names, label_map, found.image_ending, found.mask_ending)
+        return MaskFolders(images, masks, names, label_map, recognised.image_ending, recognised.mask_ending)
 
     return {split: partial(open_folders, split) for split in match.folders}
