@@ -111,8 +111,7 @@ class OnnxModel:
         """
         images = self.preprocess(image, size)
         (found,) = self.objects(images, threshold)
-        ratio = np.array([image.width / images.shape[3], image.height / images.shape[2]] * 2, np.float32)
-        boxes = found.boxes * ratio
+        boxes = rescale_boxes(found.boxes, images.shape[2:], (image.height, image.width))
         entries = [
             {"label": int(label), "name": self.classes[int(label) - 1], "score": float(score), "box": box.tolist()}
             for label, score, box in zip(found.labels, found.scores, boxes, strict=True)
@@ -152,6 +151,11 @@ def select_tokens(boxes: np.ndarray, labels: np.ndarray, scores: np.ndarray, sco
     valid = ((boxes[:, 2:] - boxes[:, :2]).min(1) >= MIN_BOX_SIDE) & (scores > score_thresh)
     order = np.flatnonzero(valid)[np.argsort(-scores[valid], kind="stable")]
     return Objects(boxes[order], labels[order], scores[order])
+
+
+def rescale_boxes(boxes: np.ndarray, size: Sequence[int], new: Sequence[int]) -> np.ndarray:
+    """Boxes (n, 4) in an image of `size` (height, width) -> in the same image of the new size."""
+    return boxes * np.array([new[1] / size[1], new[0] / size[0]] * 2, np.float32)
 
 
 def select(objects: Objects, chosen: np.ndarray) -> Objects:

@@ -55,25 +55,17 @@ class RegionSessions:
         ]
         if "masks" not in self.sessions:
             return objects
-        labels = np.concatenate([image.labels for image in objects])
-        (masks,) = self.run("masks", features, [image.boxes for image in objects], sizes, labels)
-        parts = _split(masks, [image.boxes for image in objects])
-        return [image._replace(masks=part) for image, part in zip(objects, parts, strict=True)]
+        boxes, labels = [image.boxes for image in objects], np.concatenate([image.labels for image in objects])
+        (masks,) = self.run("masks", features, boxes, labels)
+        return [image._replace(masks=part) for image, part in zip(objects, _split(masks, boxes), strict=True)]
 
     def run(
-        self,
-        name: str,
-        features: Sequence[np.ndarray],
-        boxes: Sequence[np.ndarray],
-        sizes: np.ndarray,
-        labels: np.ndarray | None = None,
+        self, name: str, features: Sequence[np.ndarray], boxes: Sequence[np.ndarray], last: np.ndarray
     ) -> list[np.ndarray]:
-        """Run a graph on the boxes (n, 4) of every image."""
+        """Run a graph on the boxes (n, 4) of every image; its last input is `sizes` or `labels`."""
         session = self.sessions[name]
         image = np.repeat(np.arange(len(boxes)), [len(part) for part in boxes])
-        values = [*features, np.concatenate(boxes).astype(np.float32), image, sizes]
-        if labels is not None:
-            values.append(labels)
+        values = [*features, np.concatenate(boxes).astype(np.float32), image, last]
         return session.run(None, dict(zip((entry.name for entry in session.get_inputs()), values, strict=True)))
 
 

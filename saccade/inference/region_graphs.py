@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, concat_box_prediction_layers
 from torchvision.ops import MultiScaleRoIAlign, roi_align
+from torchvision.ops.poolers import LevelMapper
 
 from saccade.heads.mask_rcnn import RegionDetector, predict_mask_logits
 from saccade.heads.mmdet import FINEST_SIDE, FIRST_STRIDE, HalfPixelRoIAlign
@@ -21,7 +22,6 @@ from saccade.heads.mmdet import FINEST_SIDE, FIRST_STRIDE, HalfPixelRoIAlign
 FEATURES = ("features_0", "features_1", "features_2", "features_3")  # strides 4, 8, 16, 32
 EXAMPLE_SIZE = (160, 224)  # no level of the pyramid has a side of 1, which torch.export would take for a constant
 EXAMPLE_REGIONS = 11
-CANONICAL_SIDE, CANONICAL_LEVEL = 224, 4  # FPN Eq. 1, in torchvision's MultiScaleRoIAlign
 
 
 class ProposalGraph(nn.Module):
@@ -88,7 +88,7 @@ class RegionGraph(nn.Module):
             if i:  # the box of the best class, as `refine_proposals`
                 best = probabilities[-1][:, 1:].argmax(1) + 1
                 boxes = decoded.gather(1, best[:, None, None].expand(-1, 1, 4))[:, 0]
-            pooled = pool((f0, f1, f2, f3), boxes, image, sizes).to(self.dtype)
+            pooled = pool((f0, f1, f2, f3), boxes, image).to(self.dtype)
             logits, deltas = stage.box_predictor(stage.box_head(pooled))
             probabilities.append(logits.float().softmax(-1))
             decoded = stage.box_coder.decode_single(deltas.float(), boxes).unflatten(1, (-1, 4))
@@ -99,7 +99,7 @@ class RegionGraph(nn.Module):
 class MaskGraph(nn.Module):
     """Features and R boxes with their labels (R,) from 1 -> mask probabilities (R, 28, 28) in each box."""
 
-    inputs = (*RegionGraph.inputs, "labels")
+    inputs = (*FEATURES, "boxes", "image", "labels")
     outputs = ("masks",)
 
     def __init__(self, detector: RegionDetector, dtype: torch.dtype = torch.float32):
@@ -111,11 +111,11 @@ class MaskGraph(nn.Module):
         self.dtype = dtype
 
     def forward(
-        self, f0: Tensor, f1: Tensor, f2: Tensor, f3: Tensor, boxes: Tensor, image: Tensor, sizes: Tensor, labels: Tensor
+        self, f0: Tensor, f1: Tensor, f2: Tensor, f3: Tensor, boxes: Tensor, image: Tensor, labels: Tensor
     ) -> Tensor:
         masks = []
         for stage, pool in zip(self.stages, self.pools, strict=True):
-            pooled = pool((f0, f1, f2, f3), boxes, image, sizes).to(self.dtype)
+            pooled = pool((f0, f1, f2, f3), boxes, image).to(self.dtype)
             logits = predict_mask_logits(cast(RoIHeads, stage), pooled).float()  # (R, K + 1, 28, 28)
             side = logits.shape[-1]
             masks.append(logits.gather(1, labels[:, None, None, None].expand(-1, 1, side, side))[:, 0].sigmoid())
@@ -134,39 +134,39 @@ class LevelPool(nn.Module):
         self.size = int(pool.output_size[0]), int(pool.output_size[1])
         self.sampling_ratio = int(pool.sampling_ratio)
         self.half_pixel = isinstance(pool, HalfPixelRoIAlign)
+        if self.half_pixel:
+            self.scales = [1 / (FIRST_STRIDE << i) for i in range(len(FEATURES))]
+        elif pool.scales is None:
+            raise ValueError("expected a detector of saccade.create_detector, got one without strides of its features.")
+        else:
+            self.scales, self.mapper = list(pool.scales), cast(LevelMapper, pool.map_levels)
 
-    def forward(self, features: Sequence[Tensor], boxes: Tensor, image: Tensor, sizes: Tensor) -> Tensor:
-        """features (B, C, H_i, W_i), boxes (R, 4), image (R,), sizes (B, 2) -> pooled (R, C, S, S)."""
-        numbers, scale = self.levels(features[0], boxes, sizes, len(features))
-        scaled = torch.cat([image[:, None].to(boxes.dtype), boxes * scale], 1)
+    def forward(self, features: Sequence[Tensor], boxes: Tensor, image: Tensor) -> Tensor:
+        """features (B, C, H_i, W_i), boxes (R, 4), image (R,) -> pooled (R, C, S, S)."""
+        numbers = self.levels(boxes)
+        regions = torch.cat([image[:, None].to(boxes.dtype), boxes], 1)
+        point = regions * torch.tensor([1.0, 0, 0, 0, 0])
         pooled = None
-        for i, level in enumerate(features):
+        for i, (level, scale) in enumerate(zip(features, self.scales, strict=True)):
             chosen = numbers == i
-            rois = torch.where(chosen[:, None], scaled, scaled * torch.tensor([1.0, 0, 0, 0, 0]))
-            step = 1 / (FIRST_STRIDE << i)
-            values = roi_align(level, rois, self.size, step, self.sampling_ratio, aligned=self.half_pixel)
+            regions_of_level = torch.where(chosen[:, None], regions, point)
+            values = roi_align(level, regions_of_level, self.size, scale, self.sampling_ratio, aligned=self.half_pixel)
             pooled = values if pooled is None else torch.where(chosen[:, None, None, None], values, pooled)
         assert pooled is not None
         return pooled
 
-    def levels(self, finest: Tensor, boxes: Tensor, sizes: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The level (R,) of every box, and the factor between the nominal strides and the ones that are used.
-
-        torchvision takes the nearest power of two to features / unpadded image for the scale, by height: 1/4, but 1/2
-        if padding makes an image more than 1.41 times as high (below 68 px).
-        """
+    def levels(self, boxes: Tensor) -> Tensor:
+        """The level (R,) of every box."""
+        if not self.half_pixel:
+            return self.mapper([boxes])
         sides = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).clamp(min=0).sqrt()
-        if self.half_pixel:
-            return (sides / FINEST_SIDE + 1e-6).log2().floor().clamp(0, count - 1), torch.ones(())
-        exponent = (_number(finest.shape[-2]).float() / sizes[:, 0].max()).log2().round()  # -2
-        numbers = (CANONICAL_LEVEL + (sides / CANONICAL_SIDE).log2() + 1e-6).floor()
-        return (numbers + exponent).clamp(0, count - 1), FIRST_STRIDE * torch.pow(2.0, exponent)
+        return (sides / FINEST_SIDE + 1e-6).log2().floor().clamp(0, len(FEATURES) - 1)
 
 
 def example_regions(
     features: Sequence[Tensor], axes: dict[int, str]
 ) -> tuple[dict[str, Tensor], dict[str, dict[int, str]]]:
-    """Inputs of `MaskGraph` by name for these features, and the names of their dynamic axes; `axes` of the images."""
+    """Inputs of the graphs of regions by name, for these features, and the names of their dynamic axes; `axes` of the images."""
     batch = len(features[0])
     shared = {0: "batch"} if 0 in axes else {}
     inputs, names = dict(zip(FEATURES, features, strict=True)), {}
