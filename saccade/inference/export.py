@@ -138,7 +138,9 @@ def export_regions(
     leaves files that `OnnxModel` refuses, not a mixture.
     """
     if path.with_suffix("").suffix in (".regions", ".masks"):
-        raise ExportError(f"expected another name than {path.name}: the export writes NAME.regions.onnx beside NAME.onnx.")
+        raise ExportError(
+            f"expected another name than {path.name}: the export writes NAME.regions.onnx beside NAME.onnx."
+        )
     copy = deepcopy(model).cpu().eval().requires_grad_(False)
     example, axes = example_input(card, dynamic, False, size, region_graphs.EXAMPLE_SIZE)
     metadata = describe_export(model, card, example, axes, dtype, False)
@@ -367,9 +369,7 @@ def _explain(error: Exception, axes: InputAxes, exporter: str) -> str:
     reason = next((line for line in lines if "Error" in line and "'>:" in line), lines[0] if lines else "no message")
     reason = re.sub(r"^<class '[\w.]+'>: ", "", reason)
     advice = (
-        "Export with another --dynamic: height and width may be fixed by this model."
-        if _has_dynamic_size(axes)
-        else ""
+        "Export with another --dynamic: height and width may be fixed by this model." if _has_dynamic_size(axes) else ""
     )
     return f"{exporter} cannot export this model: {reason[:200].rstrip('.')}. {advice}".rstrip()
 
@@ -381,9 +381,7 @@ def _has_dynamic_size(axes: InputAxes) -> bool:
 # Files.
 
 
-def onnx_bytes(
-    program: ExportedProgram, metadata: dict[str, Any], axes: InputAxes, outputs: Sequence[str]
-) -> bytes:
+def onnx_bytes(program: ExportedProgram, metadata: dict[str, Any], axes: InputAxes, outputs: Sequence[str]) -> bytes:
     """The ONNX file of a traced graph, with named inputs, outputs and axes, and metadata."""
     check_pooling(program, axes)
     add_head_axis(program)

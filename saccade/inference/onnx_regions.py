@@ -36,7 +36,9 @@ class RegionSessions:
         for name, part in metadata["graphs"].items():
             file = path.parent / part["file"]
             if not file.is_file():
-                raise ValueError(f"expected {part['file']} next to {path}, which needs it. Copy all files of the export.")
+                raise ValueError(
+                    f"expected {part['file']} next to {path}, which needs it. Copy all files of the export."
+                )
             if hashlib.sha256(file.read_bytes()).hexdigest() != part["sha256"]:
                 raise ValueError(f"{file} is not from the export that wrote {path}. Copy all files of one export.")
             self.sessions[name] = open_session(file)
@@ -44,9 +46,7 @@ class RegionSessions:
     def __call__(self, outputs: Sequence[np.ndarray], size: tuple[int, int]) -> list[Objects]:
         """Outputs of the first graph for images of `size` (height, width) -> objects of every image."""
         objectness, boxes, levels, *features = outputs
-        proposals = [
-            select_proposals(*image, levels, self.settings) for image in zip(objectness, boxes, strict=True)
-        ]
+        proposals = [select_proposals(*image, levels, self.settings) for image in zip(objectness, boxes, strict=True)]
         sizes = np.array([size] * len(proposals), np.float32)
         scores, refined = self.run("regions", features, proposals, sizes)
         objects = [

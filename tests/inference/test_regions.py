@@ -23,6 +23,7 @@ from saccade.inference.onnx_regions import Objects, RegionSessions, batched_nms,
 from saccade.inference.region_graphs import LevelPool, MaskGraph, ProposalGraph, RegionGraph
 from saccade.models.card import Card, Preprocess
 from saccade.tasks.coco_metric import encode_masks as torch_encode_masks
+from saccade.tasks.load import describe_model
 from saccade.tasks.predict import predict
 from saccade.tasks.results import Detections
 from tests.heads.small_detectors import make_detector
@@ -162,14 +163,14 @@ def exported(tmp_path_factory):
     return model, export_model(model, tmp_path_factory.mktemp("regions") / "model.onnx")
 
 
-def test_exported_mask_rcnn_agrees_at_three_sizes_and_batch_sizes(exported):
+def test_exported_mask_rcnn_agrees_at_other_sizes_and_batch_sizes(exported):
     model, export = exported
-    rows = check_export(export.path, model, model.card, export.metadata, sizes=SIZES)
-    assert len(rows) == 9 * 4 + len(photo_paths())
+    rows = check_export(export.path, model, model.card, export.metadata, batches=(1, 3), sizes=SIZES)
+    assert len(rows) == 6 * 4 + len(photo_paths())
     for name in ("proposals", "regions", "masks", "objects"):
         of_name = [row for row in rows if row.inputs.startswith(name)]
         shapes = {(row.batch, row.height, row.width) for row in of_name}
-        assert shapes == {(batch, *size) for batch in (1, 3, 4) for size in SIZES}
+        assert shapes == {(batch, *size) for batch in (1, 3) for size in SIZES}
     assert max(row.relative for row in rows) < 1e-4  # the promise is 1e-3
 
 
@@ -300,7 +301,7 @@ def test_exported_detector_agrees(tmp_path, head, backbone, options, dtype):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    card = saccade.tasks.load.describe_model(model.eval())
+    card = describe_model(model.eval())
     value = None if dtype == "float32" else getattr(torch, dtype)
     export = export_model(model, tmp_path / "model.onnx", dtype=value, card=card)
     assert len(export.files) == (3 if options.get("masks", True) else 2)
