@@ -90,7 +90,8 @@ def export_model(
     path = Path(path)
     card = card or card_of(model)
     if isinstance(model, RegionDetector):
-        preprocess_graph(card) if with_preprocessing else None
+        if with_preprocessing:
+            preprocess_graph(card)  # refuses
         return export_regions(model, path, dynamic, dtype, card, size)
     graph = make_graph(model, card, None if dtype == torch.int8 else dtype, with_preprocessing)
     example, axes = example_input(card, dynamic, with_preprocessing, size)

@@ -143,8 +143,8 @@ def compare_objects(
     largest = {"scores": 0.0}
     for expected, actual in zip(predicted, runner.objects(images), strict=True):
         boxes = rescale_boxes(actual.boxes, images.shape[2:], photos[0].size[::-1])
-        found = differences(cast(Detections, expected), actual._replace(boxes=boxes), runner.metadata)
-        largest = {key: max(largest.get(key, 0.0), value) for key, value in (largest | found).items()}
+        objects = differences(cast(Detections, expected), actual._replace(boxes=boxes), runner.metadata)
+        largest = {key: max(largest.get(key, 0.0), value) for key, value in (largest | objects).items()}
     worst = max(largest, key=lambda key: largest[key])
     return Comparison(f"{name}, {worst}", len(photos), images.shape[2], images.shape[3], largest[worst], 1.0)
 

@@ -110,14 +110,14 @@ class OnnxModel:
         Objects of Mask R-CNN also have their mask as `segmentation`, in COCO's run-length encoding.
         """
         images = self.preprocess(image, size)
-        (found,) = self.objects(images, threshold)
-        boxes = rescale_boxes(found.boxes, images.shape[2:], (image.height, image.width))
+        (detected,) = self.objects(images, threshold)
+        boxes = rescale_boxes(detected.boxes, images.shape[2:], (image.height, image.width))
         entries = [
             {"label": int(label), "name": self.classes[int(label) - 1], "score": float(score), "box": box.tolist()}
-            for label, score, box in zip(found.labels, found.scores, boxes, strict=True)
+            for label, score, box in zip(detected.labels, detected.scores, boxes, strict=True)
         ]
-        if found.masks is not None:
-            codes = encode_masks(paste_masks(found.masks, boxes, image.height, image.width))
+        if detected.masks is not None:
+            codes = encode_masks(paste_masks(detected.masks, boxes, image.height, image.width))
             entries = [entry | {"segmentation": code} for entry, code in zip(entries, codes, strict=True)]
         return entries
 
@@ -125,10 +125,10 @@ class OnnxModel:
         """Objects of prepared images (B, 3, H, W), in pixels of these."""
         outputs = self(images)
         if self.regions is not None:
-            found = self.regions(outputs, (images.shape[2], images.shape[3]))
+            detected = self.regions(outputs, (images.shape[2], images.shape[3]))
         else:
-            found = [select_tokens(*image, self.metadata["score_thresh"]) for image in zip(*outputs, strict=True)]
-        return [select(image, image.scores >= threshold) for image in found]
+            detected = [select_tokens(*image, self.metadata["score_thresh"]) for image in zip(*outputs, strict=True)]
+        return [select(image, image.scores >= threshold) for image in detected]
 
 
 def open_session(path: Path, threads: int | None = None) -> Any:

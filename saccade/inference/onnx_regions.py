@@ -127,12 +127,12 @@ def nms(boxes: np.ndarray, scores: np.ndarray, threshold: float) -> np.ndarray:
     for i in range(len(boxes)):
         if suppressed[i]:
             continue
-        rest = slice(i + 1, None)
-        low, high = np.maximum(boxes[i, :2], boxes[rest, :2]), np.minimum(boxes[i, 2:], boxes[rest, 2:])
+        later = slice(i + 1, None)
+        low, high = np.maximum(boxes[i, :2], boxes[later, :2]), np.minimum(boxes[i, 2:], boxes[later, 2:])
         shared = np.maximum(high - low, 0).prod(1)
         with np.errstate(invalid="ignore"):  # 0 / 0 of empty boxes
-            iou = shared / (areas[i] + areas[rest] - shared)
-        suppressed[rest] |= iou.astype(np.float64) > threshold  # torchvision compares float32 with a double
+            iou = shared / (areas[i] + areas[later] - shared)
+        suppressed[later] |= iou.astype(np.float64) > threshold  # torchvision compares float32 with a double
     return order[~suppressed]
 
 

@@ -1,7 +1,7 @@
 """Mask R-CNN and Cascade Mask R-CNN as ONNX graphs of tensors: proposals, regions, masks.
 
 How many proposals and objects there are depends on the image, which a graph cannot express. The graphs have fixed
-numbers of outputs, and `saccade.inference.onnx_regions` selects between them: non-maximum suppression, score
+level_index of outputs, and `saccade.inference.onnx_regions` selects between them: non-maximum suppression, score
 thresholds, masks pasted into the image.
 """
 
@@ -19,7 +19,7 @@ from torchvision.ops.poolers import LevelMapper
 from saccade.heads.mask_rcnn import RegionDetector, predict_mask_logits
 from saccade.heads.mmdet import FINEST_SIDE, FIRST_STRIDE, HalfPixelRoIAlign
 
-FEATURES = ("features_0", "features_1", "features_2", "features_3")  # strides 4, 8, 16, 32
+FEATURES: tuple[str, ...] = ("features_0", "features_1", "features_2", "features_3")  # strides 4, 8, 16, 32
 EXAMPLE_SIZE = (160, 224)  # no level of the pyramid has a side of 1, which torch.export would take for a constant
 EXAMPLE_REGIONS = 11
 
@@ -50,12 +50,12 @@ class ProposalGraph(nn.Module):
         grids = [(scores.shape[-2], scores.shape[-1]) for scores in objectness]
         strides = [[_number(rows // grid[0]), _number(columns // grid[1])] for grid in grids]
         anchors = self.rpn.anchor_generator.grid_anchors(cast(Any, grids), strides)
-        numbers = [torch.full_like(boxes[:, 0], i, dtype=torch.int64) for i, boxes in enumerate(anchors)]
+        level_index = [torch.full_like(boxes[:, 0], i, dtype=torch.int64) for i, boxes in enumerate(anchors)]
         scores, flat = concat_box_prediction_layers(objectness, deltas)
         boxes = self.rpn.box_coder.decode_single(flat, torch.cat(anchors).repeat(batch, 1)).view(batch, -1, 4)
         boxes = clip_boxes(boxes, torch.stack([_number(height).float(), _number(width).float()]))
         features = [level.float() for level in levels[: len(FEATURES)]]
-        return (scores.view(batch, -1), boxes, torch.cat(numbers), *features)
+        return (scores.view(batch, -1), boxes, torch.cat(level_index), *features)
 
 
 class RegionGraph(nn.Module):
@@ -125,7 +125,7 @@ class MaskGraph(nn.Module):
 class LevelPool(nn.Module):
     """RoIAlign of every box from the level of its size: what `MultiScaleRoIAlign` and `HalfPixelRoIAlign` compute.
 
-    They split the boxes by level, into numbers that depend on the boxes. Here every level pools all boxes, those of
+    They split the boxes by level, into level_index that depend on the boxes. Here every level pools all boxes, those of
     other levels as points at the origin, and the results are selected.
     """
 
@@ -143,12 +143,12 @@ class LevelPool(nn.Module):
 
     def forward(self, features: Sequence[Tensor], boxes: Tensor, image: Tensor) -> Tensor:
         """features (B, C, H_i, W_i), boxes (R, 4), image (R,) -> pooled (R, C, S, S)."""
-        numbers = self.levels(boxes)
+        level_index = self.levels(boxes)
         regions = torch.cat([image[:, None].to(boxes.dtype), boxes], 1)
         point = regions * torch.tensor([1.0, 0, 0, 0, 0])
         pooled = None
         for i, (level, scale) in enumerate(zip(features, self.scales, strict=True)):
-            chosen = numbers == i
+            chosen = level_index == i
             regions_of_level = torch.where(chosen[:, None], regions, point)
             values = roi_align(level, regions_of_level, self.size, scale, self.sampling_ratio, aligned=self.half_pixel)
             pooled = values if pooled is None else torch.where(chosen[:, None, None, None], values, pooled)
@@ -166,10 +166,11 @@ class LevelPool(nn.Module):
 def example_regions(
     features: Sequence[Tensor], axes: dict[int, str]
 ) -> tuple[dict[str, Tensor], dict[str, dict[int, str]]]:
-    """Inputs of the graphs of regions by name, for these features, and the names of their dynamic axes; `axes` of the images."""
+    """Inputs of the region graphs for these features, and their dynamic axes, by name; `axes` of the images."""
     batch = len(features[0])
     shared = {0: "batch"} if 0 in axes else {}
-    inputs, names = dict(zip(FEATURES, features, strict=True)), {}
+    inputs: dict[str, Tensor] = dict(zip(FEATURES, features, strict=True))
+    names: dict[str, dict[int, str]] = {}
     for i, name in enumerate(FEATURES):
         names[name] = shared | ({2: f"height_{i}", 3: f"width_{i}"} if 2 in axes else {})
     corners = torch.arange(EXAMPLE_REGIONS * 2.0).view(-1, 2)

@@ -134,8 +134,8 @@ def test_graphs_and_selection_equal_the_detector(head, options, size):
     with torch.no_grad():
         expected = model(list(images))
         outputs = ProposalGraph(model)(torch.stack([model.transform.normalize(image) for image in images]))
-    found = sessions([output.numpy() for output in outputs], size)
-    for objects, target in zip(found, expected, strict=True):
+    actual = sessions([output.numpy() for output in outputs], size)
+    for objects, target in zip(actual, expected, strict=True):
         assert len(target["scores"]) > 3
         np.testing.assert_allclose(objects.scores, target["scores"], atol=1e-6)
         np.testing.assert_allclose(objects.boxes, target["boxes"], atol=1e-4)
@@ -225,12 +225,12 @@ def test_predict_of_exported_mask_rcnn_equals_predict_and_imports_no_torch(expor
     (entry,) = json.loads((tmp_path / "predictions.json").read_text())["predictions"]
     expected = predict(model, PHOTO, threshold=0.35)[0].objects()
     assert len(expected) > 3
-    assert [found["label"] for found in entry["objects"]] == [target["label"] for target in expected]
-    assert [found["name"] for found in entry["objects"]] == [target["name"] for target in expected]
-    assert [found["segmentation"] for found in entry["objects"]] == [target["segmentation"] for target in expected]
-    for found, target in zip(entry["objects"], expected, strict=True):
-        assert found["score"] == pytest.approx(target["score"], abs=1e-5)
-        assert found["box"] == pytest.approx(target["box"], abs=1e-2)
+    assert [actual["label"] for actual in entry["objects"]] == [target["label"] for target in expected]
+    assert [actual["name"] for actual in entry["objects"]] == [target["name"] for target in expected]
+    assert [actual["segmentation"] for actual in entry["objects"]] == [target["segmentation"] for target in expected]
+    for actual, target in zip(entry["objects"], expected, strict=True):
+        assert actual["score"] == pytest.approx(target["score"], abs=1e-5)
+        assert actual["box"] == pytest.approx(target["box"], abs=1e-2)
 
 
 def test_image_without_objects_has_none(exported):

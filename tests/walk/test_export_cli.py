@@ -98,7 +98,7 @@ def test_detector_by_name_is_exported_checked_and_predicts(capsys, tmp_path):
     assert {"proposals", "regions", "masks"} <= {row["inputs"] for row in document["check"]["rows"]}
     code, out, err = run(capsys, "predict", path, PHOTO, "--json", "--threshold", "0.2")
     assert code == 0, err
-    assert all("counts" in found["segmentation"] for found in json.loads(out)["predictions"][0]["objects"])
+    assert all("counts" in entry["segmentation"] for entry in json.loads(out)["predictions"][0]["objects"])
 
 
 def test_detector_by_name_is_refused_as_pt2(capsys, tmp_path):
