@@ -127,7 +127,10 @@ class OnnxModel:
         if self.regions is not None:
             detected = self.regions(outputs, (images.shape[2], images.shape[3]))
         else:
-            detected = [select_tokens(*image, self.metadata["score_thresh"]) for image in zip(*outputs, strict=True)]
+            minimum = self.metadata["score_thresh"]
+            detected = [
+                select_tokens(boxes, labels, scores, minimum) for boxes, labels, scores in zip(*outputs, strict=True)
+            ]
         return [select(image, image.scores >= threshold) for image in detected]
 
 
@@ -159,7 +162,8 @@ def rescale_boxes(boxes: np.ndarray, size: Sequence[int], new: Sequence[int]) ->
 
 
 def select(objects: Objects, chosen: np.ndarray) -> Objects:
-    return Objects(*(None if values is None else values[chosen] for values in objects))
+    masks = None if objects.masks is None else objects.masks[chosen]
+    return Objects(objects.boxes[chosen], objects.labels[chosen], objects.scores[chosen], masks)
 
 
 def to_array(image: Image.Image) -> np.ndarray:
