@@ -221,7 +221,7 @@ def proposal_network(
 def set_strides(model: RegionDetector, strides: Sequence[int]) -> None:
     """Pool regions from features of these strides.
 
-    torchvision infers them once, from the first batch, and doubles them if padding makes its images more than 1.41
+    torchvision infers them once, from the first batch, and halves them if padding makes its images more than 1.41
     times as high (below 68 px): predictions would depend on the image that a model has seen first.
     """
     for stage in model.region_stages:
