@@ -14,9 +14,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="NAME|CHECKPOINT",
-        help="a weights file, a run folder, the name of embedded weights or of a model (randomly initialised)",
+        help="a weights file, a run folder, the name of embedded or released weights, or of a model (randomly "
+        "initialised), such as svit_small or svit_small+mask_rcnn",
     )
-    parser.add_argument("--out", metavar="FILE", required=True, help="the .onnx or .pt2 file to write")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        required=True,
+        help="the .onnx or .pt2 file to write; Mask R-CNN: also NAME.regions.onnx and NAME.masks.onnx beside it",
+    )
     parser.add_argument("--format", choices=("onnx", "pt2"), help="default: by the suffix of --out")
     parser.add_argument(
         "--dynamic", default="batch,size", metavar="AXES", help="batch,size (default), batch, size or none"
@@ -29,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="dtype of the weights; int8 (ONNX): one scale per output channel, computed in float32",
     )
     parser.add_argument(
-        "--with-preprocessing", action="store_true", help="uint8 images in: resize, crop and normalise in the graph"
+        "--with-preprocessing",
+        action="store_true",
+        help="uint8 images in: resize, crop and normalise in the graph (not for detectors)",
     )
     parser.add_argument(
         "--check", action="store_true", help="compare the file with PyTorch on photographs; exit code 1 if they differ"
@@ -59,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         export = export_model(model, path, kind, dynamic, dtype, args.with_preprocessing, card, args.size)
     document: dict[str, Any] = {
         "out": str(path),
+        "files": [str(file) for file in export.files],
         "format": kind,
         "bytes": export.bytes,
         **{key: export.metadata[key] for key in ("model", "head", "task", "dtype", "input", "outputs")},
@@ -70,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(document)
     else:
         shape = ", ".join(map(str, document["input"]))
-        print(f"wrote {path} ({export.bytes / 1e6:.1f} MB): images ({shape}) -> {', '.join(document['outputs'])}")
+        names = ", ".join([str(path), *(file.name for file in export.files[1:])])
+        print(f"wrote {names} ({export.bytes / 1e6:.1f} MB): images ({shape}) -> {', '.join(document['outputs'])}")
     return 0 if agrees else 1
 
 
@@ -87,6 +97,8 @@ def open_named(args: argparse.Namespace) -> tuple[Any, Any]:
     from saccade.tasks.load import card_of, describe_model
 
     options = settings(args.set)
+    if (detector := create_named_detector(args, options)) is not None:
+        return detector
     if not Path(args.model).exists() and not options and weights.find(args.model) is None and timm.is_model(args.model):
         print(f"saccade export: {args.model} has no embedded weights and is randomly initialised", file=sys.stderr)
     elif not options or not timm.is_model(args.model):
@@ -98,6 +110,32 @@ def open_named(args: argparse.Namespace) -> tuple[Any, Any]:
     model = create_model(args.model, **options)
     card = describe_model(model)
     return model.eval(), card._replace(name=args.model, kwargs={k: v for k, v in options.items() if k != "num_classes"})
+
+
+def create_named_detector(args: argparse.Namespace, options: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Mask R-CNN or its cascade by name, BACKBONE+HEAD, with random weights; None for anything else."""
+    import sys
+    from pathlib import Path
+
+    import timm
+    import torch
+
+    from saccade import create_detector, weights
+    from saccade.tasks.detection import REGION_HEADS
+    from saccade.tasks.load import describe_model
+    from saccade.weights.releases import find
+
+    backbone, _, head = args.model.partition("+")
+    if head not in REGION_HEADS or not timm.is_model(backbone) or Path(args.model).exists():
+        return None
+    if not options and (weights.find(args.model) is not None or find(args.model) is not None):
+        return None
+    print(f"saccade export: {args.model} is randomly initialised", file=sys.stderr)
+    torch.manual_seed(args.seed)
+    model = create_detector(backbone, head, **options)
+    kwargs = {key: value for key, value in options.items() if key not in ("num_classes", "backbone_kwargs")}
+    card = describe_model(model)._replace(kwargs=options.get("backbone_kwargs", {}), head=head, head_kwargs=kwargs)
+    return model.eval(), card
 
 
 def check(args: argparse.Namespace, model: Any, card: Any, export: Any, document: dict[str, Any]) -> bool:

@@ -19,6 +19,7 @@ from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import MultiScaleRoIAlign
+from torchvision.ops.poolers import LevelMapper
 
 from saccade.heads.backbone import BackboneMethods
 from saccade.heads.mmdet import ExactAnchorGenerator, HalfPixelRoIAlign, TwoSidedBoxCoder
@@ -215,6 +216,20 @@ def proposal_network(
     if exact_anchors:
         network.box_coder = TwoSidedBoxCoder(network.box_coder.weights)
     return network
+
+
+def set_strides(model: RegionDetector, strides: Sequence[int]) -> None:
+    """Pool regions from features of these strides.
+
+    torchvision infers them once, from the first batch, and halves them if padding makes its images more than 1.41
+    times as high (below 68 px): predictions would depend on the image that a model has seen first.
+    """
+    for stage in model.region_stages:
+        for pool in (stage.box_roi_pool, stage.mask_roi_pool):
+            if isinstance(pool, MultiScaleRoIAlign):
+                first, last = (int(strides[i]).bit_length() - 1 for i in (0, -1))
+                pool.scales = [1 / stride for stride in strides]
+                pool.map_levels = LevelMapper(first, last, pool.canonical_scale, pool.canonical_level)
 
 
 def predict_boxes(

@@ -3,6 +3,7 @@
 `saccade.ops` keeps to its references while torch.export traces, so the files contain ATen or ONNX operators only.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import re
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -21,8 +22,11 @@ from torch.export import Dim, ExportedProgram
 from saccade._extras import package_version, require
 from saccade._files import replaced_file, write_file
 from saccade.heads.mask_rcnn import RegionDetector
+from saccade.inference import region_graphs
 from saccade.inference.optimize import cast as cast_weights
+from saccade.inference.region_graphs import MaskGraph, ProposalGraph, RegionGraph
 from saccade.models.card import Card, Preprocess
+from saccade.tasks.detection import DETECTORS
 from saccade.tasks.load import card_of
 from saccade.tasks.sparse_detector import SparseDetector
 
@@ -48,8 +52,13 @@ class Export(NamedTuple):
     """A written file and the metadata in it."""
 
     path: Path
-    bytes: int
+    bytes: int  # of all files
     metadata: dict[str, Any]
+
+    @property
+    def files(self) -> list[Path]:
+        """The file, and the files that it needs next to it."""
+        return [self.path, *(self.path.parent / part["file"] for part in self.metadata.get("graphs", {}).values())]
 
 
 def export_model(
@@ -62,12 +71,12 @@ def export_model(
     card: Card | None = None,
     size: int | None = None,
 ) -> Export:
-    """Write a classifier, segmenter, video model or sparse detector to `path`, atomically.
+    """Write a classifier, segmenter, video model or detector to `path`, atomically.
 
     Inputs are RGB `images` (B, 3, H, W), or clips (B, 3, T, H, W). Outputs are float32: `logits` (B, K) of a
     classifier, `logits` (B, K, H, W) of a segmenter; `boxes` (B, P, 4) in pixels, `labels` (B, P) from 1 and `scores`
-    (B, P) of a detector, one per token and neither sorted nor thresholded. The metadata has the class names, the
-    preprocessing and the card.
+    (B, P) of a sparse detector, one per token and neither sorted nor thresholded. The metadata has the class names,
+    the preprocessing and the card. Mask R-CNN and its cascade become up to three ONNX files (`export_regions`).
 
     Args:
         dynamic: axes that vary at run time: "batch", "size" (height and width). The others are those of the example.
@@ -80,13 +89,16 @@ def export_model(
     _check_options(model, format, dynamic, dtype)
     path = Path(path)
     card = card or card_of(model)
+    if isinstance(model, RegionDetector):
+        if with_preprocessing:
+            preprocess_graph(card)  # refuses
+        return export_regions(model, path, dynamic, dtype, card, size)
     graph = make_graph(model, card, None if dtype == torch.int8 else dtype, with_preprocessing)
     example, axes = example_input(card, dynamic, with_preprocessing, size)
-    program = trace(graph, example, axes)
+    program = trace(graph, {"images": example}, {"images": axes})
     metadata = describe_export(model, card, example, axes, dtype, with_preprocessing)
     if format == "onnx":
-        content = onnx_bytes(program, metadata, axes)
-        write_file(path, content)
+        write_file(path, onnx_bytes(program, metadata, {"images": axes}, metadata["outputs"]))
     else:
         with replaced_file(path) as temporary:
             torch.export.save(program, temporary, extra_files={f"{METADATA}.json": json.dumps(metadata)})
@@ -106,11 +118,56 @@ def _check_options(model: nn.Module, format: str, dynamic: Sequence[str], dtype:
         raise ExportError(f"expected dtype {expected}, got {str(dtype).removeprefix('torch.')}.")
     if dtype == torch.int8 and format != "onnx":
         raise ExportError(f"int8 weights are for onnx files, got format {format}. Use float16 or float32.")
-    if isinstance(model, RegionDetector):
+    if isinstance(model, RegionDetector) and format != "onnx":
         raise ExportError(
-            "Mask R-CNN and Cascade Mask R-CNN cannot be exported: torch.export does not trace their proposals, whose "
-            "number depends on the image. Export a sparse detector, or run the checkpoint in PyTorch."
+            "Mask R-CNN and Cascade Mask R-CNN are exported to onnx, got format pt2: their pt2 files would need "
+            "torchvision's operators, and its code between them. Use --format onnx, or the checkpoint."
         )
+
+
+def export_regions(
+    model: RegionDetector,
+    path: Path,
+    dynamic: Sequence[str],
+    dtype: torch.dtype | None,
+    card: Card,
+    size: int | None,
+) -> Export:
+    """Write Mask R-CNN or its cascade as NAME.onnx (proposals), NAME.regions.onnx and NAME.masks.onnx.
+
+    The metadata of NAME.onnx has the names and hashes of the other files. It is written last: an interrupted export
+    leaves files that `OnnxModel` refuses, not a mixture.
+    """
+    if path.with_suffix("").suffix in (".regions", ".masks"):
+        raise ExportError(
+            f"expected another name than {path.name}: the export writes NAME.regions.onnx beside NAME.onnx."
+        )
+    copy = deepcopy(model).cpu().eval().requires_grad_(False)
+    example, axes = example_input(card, dynamic, False, size, region_graphs.EXAMPLE_SIZE)
+    metadata = describe_export(model, card, example, axes, dtype, False)
+    with torch.no_grad():
+        features = ProposalGraph(copy)(example)[-len(region_graphs.FEATURES) :]
+    inputs, names = region_graphs.example_regions(features, axes)
+    compute = torch.float16 if dtype == torch.float16 else torch.float32
+    if compute == torch.float16:
+        cast_weights(copy, compute)
+    parts: dict[str, RegionGraph | MaskGraph] = {"regions": RegionGraph(copy, compute)}
+    if copy.region_stages[0].has_mask():
+        parts["masks"] = MaskGraph(copy, compute)
+    contents, metadata["graphs"] = {}, {}
+    for name, part in parts.items():
+        file, part_axes = path.with_suffix(f".{name}.onnx"), {key: names[key] for key in part.inputs}
+        program = trace(part, {key: inputs[key] for key in part.inputs}, part_axes)
+        described = {"part": name, "of": path.name} | {key: metadata[key] for key in ("version", "torch", "dtype")}
+        contents[file] = onnx_bytes(program, described, part_axes, part.outputs)
+        metadata["graphs"][name] = {"file": file.name, "sha256": hashlib.sha256(contents[file]).hexdigest()}
+    graph = ProposalGraph(copy, compute)
+    metadata["outputs"] = list(graph.outputs)
+    program = trace(graph, {"images": example}, {"images": axes})
+    contents[path] = onnx_bytes(program, metadata, {"images": axes}, graph.outputs)
+    for file, content in contents.items():
+        write_file(file, content)
+    return Export(path, sum(map(len, contents.values())), metadata)
 
 
 # The graph: preprocessing, cast, model, float32 outputs.
@@ -268,12 +325,16 @@ def shorter_side(preprocess: Preprocess) -> int:
 
 
 def example_input(
-    card: Card, dynamic: Sequence[str], with_preprocessing: bool, size: int | None
+    card: Card,
+    dynamic: Sequence[str],
+    with_preprocessing: bool,
+    size: int | None,
+    dynamic_size: tuple[int, int] = EXAMPLE_SIZE,
 ) -> tuple[Tensor, dict[int, str]]:
     """Images (or clips) to trace with, and the names of their dynamic axes."""
     frames = (card.preprocess.frames,) if card.preprocess.frames else ()
     side = size or card.preprocess.size
-    height, width = EXAMPLE_SIZE if "size" in dynamic else (side, side)
+    height, width = dynamic_size if "size" in dynamic else (side, side)
     shape = (2 if "batch" in dynamic else 1, 3, *frames, height, width)
     axes = {0: "batch"} if "batch" in dynamic else {}
     if "size" in dynamic:
@@ -283,12 +344,15 @@ def example_input(
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)), axes
 
 
-def trace(graph: nn.Module, example: Tensor, axes: dict[int, str]) -> ExportedProgram:
+InputAxes = dict[str, dict[int, str]]  # input -> dynamic axes and their names
+
+
+def trace(graph: nn.Module, inputs: dict[str, Tensor], axes: InputAxes) -> ExportedProgram:
     """torch.export of the graph; raises `ExportError` if an axis is fixed by it or a custom operator is in it."""
     try:
         with torch.no_grad():
-            shapes = (dict.fromkeys(axes, Dim.DYNAMIC),)
-            program = torch.export.export(graph, (example,), dynamic_shapes=shapes)
+            shapes = tuple(dict.fromkeys(axes[name], Dim.DYNAMIC) for name in inputs)
+            program = torch.export.export(graph, tuple(inputs.values()), dynamic_shapes=shapes)
     except Exception as error:  # torch.export raises many types
         raise ExportError(_explain(error, axes, "torch.export")) from error
     if custom := custom_operators(program):
@@ -301,29 +365,30 @@ def custom_operators(program: ExportedProgram) -> list[str]:
     return sorted({str(node.target) for node in program.graph.nodes if str(node.target).startswith("saccade")})
 
 
-def _explain(error: Exception, axes: dict[int, str], exporter: str) -> str:
+def _explain(error: Exception, axes: InputAxes, exporter: str) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = next((line for line in lines if "Error" in line and "'>:" in line), lines[0] if lines else "no message")
     reason = re.sub(r"^<class '[\w.]+'>: ", "", reason)
     advice = (
-        "Export with another --dynamic: height and width may be fixed by this model."
-        if "height" in axes.values()
-        else ""
+        "Export with another --dynamic: height and width may be fixed by this model." if _has_dynamic_size(axes) else ""
     )
     return f"{exporter} cannot export this model: {reason[:200].rstrip('.')}. {advice}".rstrip()
+
+
+def _has_dynamic_size(axes: InputAxes) -> bool:
+    return "height" in axes.get("images", {}).values()
 
 
 # Files.
 
 
-def onnx_bytes(program: ExportedProgram, metadata: dict[str, Any], axes: dict[int, str]) -> bytes:
-    """The ONNX file of a traced graph, with named axes and metadata."""
+def onnx_bytes(program: ExportedProgram, metadata: dict[str, Any], axes: InputAxes, outputs: Sequence[str]) -> bytes:
+    """The ONNX file of a traced graph, with named inputs, outputs and axes, and metadata."""
     check_pooling(program, axes)
     add_head_axis(program)
-    names = list(OUTPUTS[metadata["task"]])
     try:
         exported = torch.onnx.export(
-            program, (), input_names=["images"], output_names=names, dynamo=True, verbose=False
+            program, (), input_names=list(axes), output_names=list(outputs), dynamo=True, verbose=False
         )
     except Exception as error:  # the exporter raises many types
         raise ExportError(_explain(error, axes, "torch.onnx.export")) from error
@@ -339,10 +404,10 @@ def onnx_bytes(program: ExportedProgram, metadata: dict[str, Any], axes: dict[in
     return proto.SerializeToString()
 
 
-def check_pooling(program: ExportedProgram, axes: dict[int, str]) -> None:
+def check_pooling(program: ExportedProgram, axes: InputAxes) -> None:
     """Refuse adaptive pooling to a grid of dynamic height and width: the ONNX exporter would fix its windows."""
     for node in program.graph.nodes:
-        if "height" in axes.values() and "adaptive_" in str(node.target):
+        if _has_dynamic_size(axes) and "adaptive_" in str(node.target):
             grid = [int(side) for side in node.args[1]]
             if any(side != 1 for side in grid):
                 raise ExportError(
@@ -378,10 +443,10 @@ def _is_3d(argument: Any) -> bool:
     return isinstance(argument, torch.fx.Node) and argument.meta["val"].ndim == 3
 
 
-def _name_axes(proto: Any, axes: dict[int, str]) -> None:
+def _name_axes(proto: Any, axes: InputAxes) -> None:
     """Replace torch's symbols (s34) by batch, height and width, in every shape of the graph."""
-    dims = proto.graph.input[0].type.tensor_type.shape.dim
-    names = {dims[axis].dim_param: name for axis, name in axes.items()}
+    dims = {value.name: value.type.tensor_type.shape.dim for value in proto.graph.input}
+    names = {dims[key][axis].dim_param: name for key, named in axes.items() for axis, name in named.items()}
     if missing := [name for symbol, name in names.items() if not symbol]:
         raise ExportError(f"the exporter fixed {', '.join(missing)}. Export without it in --dynamic.")
     pattern = re.compile("|".join(rf"\b{re.escape(symbol)}\b" for symbol in names) or r"(?!)")
@@ -444,7 +509,7 @@ def describe_export(
         metadata["shorter"] = shorter_side(card.preprocess)
     elif card.task == "segmentation":
         metadata["shorter"] = card.shorter
-    if isinstance(model, SparseDetector):
+    if isinstance(model, DETECTORS):
         transform: Any = model.transform
         metadata |= {"min_size": transform.min_size[-1], "max_size": transform.max_size}
         metadata |= {"mean": list(transform.image_mean), "std": list(transform.image_std)}
@@ -463,4 +528,18 @@ def describe_export(
         "outputs": list(OUTPUTS[card.task]),
         "score_thresh": model.score_thresh if isinstance(model, SparseDetector) else None,
         "preprocess": metadata,
+    } | ({"selection": describe_selection(model)} if isinstance(model, RegionDetector) else {})
+
+
+def describe_selection(model: RegionDetector) -> dict[str, Any]:
+    """Thresholds and numbers of proposals and objects, by their names in `create_detector`."""
+    rpn, stage = cast(Any, model.rpn), model.region_stages[-1]
+    return {
+        "rpn_pre_nms_top_n": rpn._pre_nms_top_n["testing"],
+        "rpn_post_nms_top_n": rpn._post_nms_top_n["testing"],
+        "rpn_nms_thresh": rpn.nms_thresh,
+        "rpn_score_thresh": rpn.score_thresh,
+        "box_score_thresh": stage.score_thresh,
+        "box_nms_thresh": stage.nms_thresh,
+        "box_detections_per_img": stage.detections_per_img,
     }

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from saccade._extras import require
+from saccade.inference.onnx_regions import Objects, RegionSessions, encode_masks, paste_masks
 
 METADATA = "saccade"  # key of the JSON that saccade.inference.export writes
 MIN_BOX_SIDE = 1e-2  # smaller boxes are dropped, as in `SparseDetector.decode`
@@ -27,24 +28,19 @@ class OnnxModel:
     """
 
     def __init__(self, path: str | os.PathLike, threads: int | None = None):
-        runtime = require("onnxruntime", "export")
-        if not Path(path).is_file():
-            raise ValueError(f"no such file: {path}.")
-        options = runtime.SessionOptions()
-        options.log_severity_level = 3  # errors; warnings name float16 kernels that the CPU lacks
-        if threads:
-            options.intra_op_num_threads = threads
-        try:
-            self.session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # ONNX Runtime's exceptions have no public base class
-            raise ValueError(f"{path} is not a readable ONNX file: {str(error).splitlines()[0]}") from error
+        self.session = open_session(Path(path), threads)
         properties = self.session.get_modelmeta().custom_metadata_map
         if METADATA not in properties:
             raise ValueError(f"{path} has no metadata of saccade. Write it with `saccade export`.")
         self.metadata: dict[str, Any] = json.loads(properties[METADATA])
+        if "part" in self.metadata:
+            raise ValueError(f"{path} is a part of {self.metadata['of']}. Use that file.")
         self.task: str = self.metadata["task"]
         self.classes: list[str] = self.metadata["classes"]
         self.preparation: dict[str, Any] = self.metadata["preprocess"]
+        self.regions: RegionSessions | None = None
+        if "graphs" in self.metadata:  # Mask R-CNN
+            self.regions = RegionSessions(Path(path), self.metadata, lambda part: open_session(part, threads))
 
     def __call__(self, images: np.ndarray) -> list[np.ndarray]:
         """Run the graph on images (B, 3, H, W), or clips (B, 3, T, H, W)."""
@@ -109,22 +105,65 @@ class OnnxModel:
         return logits[0].argmax(0).astype(np.uint8 if logits.shape[1] <= 256 else np.uint16)
 
     def detect(self, image: Image.Image, threshold: float = 0.5, size: int | None = None) -> list[dict[str, Any]]:
-        """Objects with a score of at least `threshold`, by descending score: label, name, score, box in pixels."""
+        """Objects with a score of at least `threshold`, by descending score: label, name, score, box in pixels.
+
+        Objects of Mask R-CNN also have their mask as `segmentation`, in COCO's run-length encoding.
+        """
         images = self.preprocess(image, size)
-        boxes, labels, scores = (output[0] for output in self(images))
-        small = (boxes[:, 2:] - boxes[:, :2]).min(1) < MIN_BOX_SIDE
-        valid = ~small & (scores > self.metadata["score_thresh"]) & (scores >= threshold)
-        ratio = np.array([image.width / images.shape[3], image.height / images.shape[2]] * 2, np.float32)
-        order = np.flatnonzero(valid)[np.argsort(-scores[valid], kind="stable")]
-        return [
-            {
-                "label": int(labels[i]),
-                "name": self.classes[int(labels[i]) - 1],
-                "score": float(scores[i]),
-                "box": (boxes[i] * ratio).tolist(),
-            }
-            for i in order
+        (detected,) = self.objects(images, threshold)
+        boxes = rescale_boxes(detected.boxes, images.shape[2:], (image.height, image.width))
+        entries = [
+            {"label": int(label), "name": self.classes[int(label) - 1], "score": float(score), "box": box.tolist()}
+            for label, score, box in zip(detected.labels, detected.scores, boxes, strict=True)
         ]
+        if detected.masks is not None:
+            codes = encode_masks(paste_masks(detected.masks, boxes, image.height, image.width))
+            entries = [entry | {"segmentation": code} for entry, code in zip(entries, codes, strict=True)]
+        return entries
+
+    def objects(self, images: np.ndarray, threshold: float = 0.0) -> list[Objects]:
+        """Objects of prepared images (B, 3, H, W), in pixels of these."""
+        outputs = self(images)
+        if self.regions is not None:
+            detected = self.regions(outputs, (images.shape[2], images.shape[3]))
+        else:
+            minimum = self.metadata["score_thresh"]
+            detected = [
+                select_tokens(boxes, labels, scores, minimum) for boxes, labels, scores in zip(*outputs, strict=True)
+            ]
+        return [select(image, image.scores >= threshold) for image in detected]
+
+
+def open_session(path: Path, threads: int | None = None) -> Any:
+    """An ONNX Runtime session on the CPU."""
+    runtime = require("onnxruntime", "export")
+    if not path.is_file():
+        raise ValueError(f"no such file: {path}.")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3  # errors; warnings name float16 kernels that the CPU lacks
+    if threads:
+        options.intra_op_num_threads = threads
+    try:
+        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions have no public base class
+        raise ValueError(f"{path} is not a readable ONNX file: {str(error).splitlines()[0]}") from error
+
+
+def select_tokens(boxes: np.ndarray, labels: np.ndarray, scores: np.ndarray, score_thresh: float) -> Objects:
+    """Outputs of a sparse detector for one image -> its objects, most certain first."""
+    valid = ((boxes[:, 2:] - boxes[:, :2]).min(1) >= MIN_BOX_SIDE) & (scores > score_thresh)
+    order = np.flatnonzero(valid)[np.argsort(-scores[valid], kind="stable")]
+    return Objects(boxes[order], labels[order], scores[order])
+
+
+def rescale_boxes(boxes: np.ndarray, size: Sequence[int], new: Sequence[int]) -> np.ndarray:
+    """Boxes (n, 4) in an image of `size` (height, width) -> in the same image of the new size."""
+    return boxes * np.array([new[1] / size[1], new[0] / size[0]] * 2, np.float32)
+
+
+def select(objects: Objects, chosen: np.ndarray) -> Objects:
+    masks = None if objects.masks is None else objects.masks[chosen]
+    return Objects(objects.boxes[chosen], objects.labels[chosen], objects.scores[chosen], masks)
 
 
 def to_array(image: Image.Image) -> np.ndarray:

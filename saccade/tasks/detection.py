@@ -13,7 +13,7 @@ from torch import nn
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from saccade.heads.cascade import cascade_mask_rcnn
-from saccade.heads.mask_rcnn import RegionDetector, mask_rcnn, proposal_network, region_stage
+from saccade.heads.mask_rcnn import RegionDetector, mask_rcnn, proposal_network, region_stage, set_strides
 from saccade.heads.pyramid import NormLayer, Pyramid
 from saccade.heads.sparse_box import SparseBoxHead
 from saccade.models.checkpoint import LoadReport, load_checkpoint, read_state_dict
@@ -123,7 +123,9 @@ def _region_detector(
     pyramid = Pyramid(backbone, channels, width, NORM_LAYERS[norm], neck, **dict(neck_kwargs or {}))
     rpn = proposal_network(width, **{key: value for key, value in settings.items() if key in rpn_options})
     head_settings = {key: value for key, value in settings.items() if key not in rpn_options}
-    return REGION_HEADS[head](pyramid, num_classes, transform, rpn, norm=NORM_LAYERS[norm], **head_settings)
+    model = REGION_HEADS[head](pyramid, num_classes, transform, rpn, norm=NORM_LAYERS[norm], **head_settings)
+    set_strides(model, backbone.feature_info.reduction())
+    return model
 
 
 def _sparse_detector(

@@ -257,14 +257,6 @@ def test_adaptive_pooling_of_dynamic_size_is_refused_in_onnx(tmp_path):
     export_model(Pool(), tmp_path / "model.onnx", dynamic=("batch",), size=64)
 
 
-@pytest.mark.parametrize("head", ["mask_rcnn", "cascade_mask_rcnn"])
-def test_region_detectors_are_refused_in_one_line(tmp_path, head):
-    model = saccade.create_detector("svit_nano", head, 5)
-    with pytest.raises(ExportError, match="number depends on the image") as error:
-        export_model(model, tmp_path / "model.onnx")
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -55,6 +55,8 @@ NOT_EXECUTED = {
     "saccade pull sparseformer_tiny": "downloads",
     "--run eager compiled": "compiles for minutes on a CPU",
     "hf-hub:": "downloads",
+    "+mask_rcnn.coco": "downloads",
+    "detector.onnx": "the export of a released detector, which is not downloaded",
     "s3://": "downloads",
 }
 # What makes a documented command short enough for a test. A flag that the page gives itself is not added.
