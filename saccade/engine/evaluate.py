@@ -27,7 +27,14 @@ from saccade.data.synthetic.motions import MotionEvalLoader, MotionSet
 from saccade.data.transforms.mask import EvalPair
 from saccade.engine.recipe import Recipe, load_recipe
 from saccade.models.card import Card
-from saccade.tasks.evaluators import ClassEvaluator, Evaluator, MaskEvaluator, ObjectEvaluator, has_masks
+from saccade.tasks.evaluators import (
+    ClassEvaluator,
+    Evaluator,
+    LabelEvaluator,
+    MaskEvaluator,
+    ObjectEvaluator,
+    has_masks,
+)
 from saccade.tasks.load import card_of, load
 from saccade.tasks.predict import check_options, make_eval_transform
 from saccade.tasks.segmentation_inference import InferenceOptions
@@ -147,7 +154,8 @@ def prepare(
         else:
             transform = make_eval_transform(preprocess, options.views)
             batches = EvalLoader(source, transform, batch_size, workers, pin_memory=pin)
-        return ClassEvaluator(card.num_classes, preprocess, options.flip), batches, details | {"measure": "top-1 %"}
+        evaluator = (LabelEvaluator if card.multi_label else ClassEvaluator)(card.num_classes, preprocess, options.flip)
+        return evaluator, batches, details | {"measure": "AP %" if card.multi_label else "top-1 %"}
     if card.task == "segmentation":
         inference = InferenceOptions(options.window or 0, options.stride, tuple(options.scales), options.flip)
         shorter = options.size or card.shorter
@@ -195,11 +203,13 @@ def open_evaluation_data(
     """Open the split to evaluate: the requested one, the evaluation split, or what training held out."""
     find = FINDERS["video" if card.preprocess.frames else card.task][1]
     supported = finder_options(find)
-    check_data_options(options, supported)
+    check_data_options(options, [name for name in supported if name != "multi_label"])  # which the card says
     is_training_data = recipe is not None and same_path(recipe.data.path, data)
     if recipe is not None and is_training_data:
         options = {name: getattr(recipe.data, name) for name in supported if hasattr(recipe.data, name)} | options
     options = {"size": size or card.preprocess.size} | options
+    if "multi_label" in supported:
+        options["multi_label"] = card.multi_label
     if card.preprocess.frames:
         options["frames"] = card.preprocess.frames
     classes = card.classes or None

@@ -99,8 +99,7 @@ class AlignmentModule(ClassificationModule):
 
     def make_evaluator(self, sync: bool) -> AlignmentEvaluator:
         assert isinstance(self.teacher, Teacher)
-        preprocess = self.preprocess._replace(size=self.recipe.data.val_size or self.preprocess.size)
-        return AlignmentEvaluator(self.teacher, preprocess, sync)
+        return AlignmentEvaluator(self.teacher, self.val_preprocess, sync)
 
 
 def check(recipe: Recipe) -> None:
