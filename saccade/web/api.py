@@ -48,6 +48,7 @@ class Predicted(BaseModel, extra="allow"):
     image: str
     model: str
     classes: list[Score] | None = Field(None, description="classification, video: five; segmentation: those present")
+    labels: list[str] | None = Field(None, description="multi-label models: classes with at least `threshold`")
     objects: list[Object] | None = Field(None, description="detection")
     size: list[int] | None = Field(None, description="width and height of labels and boxes")
 
@@ -153,17 +154,13 @@ def make_api(service: Service, queue_size: int = 64) -> FastAPI:
     @api.post("/predict", response_model=Predicted, response_model_exclude_none=True, **data)
     def predict(file: File, model: str, threshold: Fraction = 0.5) -> Any:
         """Classes, segmentation or objects of an image, or classes of a video; `threshold` is the smallest score."""
-        prediction = service.predict(file, model)
-        if isinstance(prediction, saccade.Detections):
-            prediction = above(prediction, threshold)
+        prediction = above(service.predict(file, model), threshold)
         return prediction.to_dict() | {"image": file.name, "model": model}
 
     @api.post("/draw", **image)
     def draw(file: File, model: str, threshold: Fraction = 0.5) -> Response:
         """The prediction, drawn on the image."""
-        prediction = service.predict(file, model)
-        if isinstance(prediction, saccade.Detections):
-            prediction = above(prediction, threshold)
+        prediction = above(service.predict(file, model), threshold)
         return png(prediction.draw())
 
     @api.post("/tokens", response_model=Tokens, **data)

@@ -158,8 +158,8 @@ def with_label_kind(source: Any, multi_label: bool | None) -> Any:
     counts = source.labels.sum(1)
     if len(other := np.flatnonzero(counts != 1)):
         raise DataError(
-            f"expected one label per image, got {counts[other[0]]} for {source.name(int(other[0]))} ({len(other)} images "
-            "have none or several). Use a multi-label model, or leave out data.multi_label=false."
+            f"expected one label per image, got {counts[other[0]]} for {source.name(int(other[0]))} ({len(other)} such "
+            "images). Use a multi-label model, or leave out data.multi_label=false."
         )
     source.labels = source.labels.argmax(1).astype(np.int64)
     return source

@@ -109,6 +109,6 @@ def read_json_rows(path: Path) -> list[tuple[str, Any]]:
             ) from error
     kinds = {type(label) for _, label in rows}
     if len(kinds) != 1 or not kinds <= {str, int, list}:
-        found = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no line"
-        raise DataError(f"expected labels that are all names, all indices or all lists in {path}, got {found}.")
+        types = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no line"
+        raise DataError(f"expected labels that are all names, all indices or all lists in {path}, got {types}.")
     return rows
