@@ -17,10 +17,8 @@ from saccade.data.open import (
     check_source,
     finder_options,
     limited,
-    open_split,
-    open_train_and_val,
 )
-from saccade.data.open.splits import EVAL_NAMES, TRAIN_NAMES
+from saccade.data.open.evaluation import EvaluationData, TrainingData, open_held_out
 from saccade.data.sources.base import DataError
 from saccade.data.sources.masks import load_pair
 from saccade.data.synthetic.motions import MotionEvalLoader, MotionSet
@@ -54,14 +52,6 @@ class EvaluateOptions(NamedTuple):
     stride: int = 0  # of the window; 0: 2/3 of it
     scales: tuple[float, ...] = (1.0,)  # average over resized images
     max_detections: int | None = None  # per image and class; default: the run's, or else COCO's 100
-
-
-class EvaluationData(NamedTuple):
-    """The part of a data set that is evaluated."""
-
-    source: Any
-    split: str  # its name, for people
-    trained_on: bool  # whether the model was trained on these images
 
 
 def evaluate(
@@ -204,33 +194,16 @@ def open_evaluation_data(
     find = FINDERS["video" if card.preprocess.frames else card.task][1]
     supported = finder_options(find)
     check_data_options(options, [name for name in supported if name != "multi_label"])  # which the card says
-    is_training_data = recipe is not None and same_path(recipe.data.path, data)
-    if recipe is not None and is_training_data:
-        options = {name: getattr(recipe.data, name) for name in supported if hasattr(recipe.data, name)} | options
+    training = None
+    if recipe is not None:
+        values = recipe.data
+        training = TrainingData(values.path, values.val_path, values.val_fraction, recipe.seed, values.limit)
+        if training.is_at(data):
+            options = {name: getattr(values, name) for name in supported if hasattr(values, name)} | options
     options = {"size": size or card.preprocess.size} | options
     if "multi_label" in supported:
         options["multi_label"] = card.multi_label
     if card.preprocess.frames:
         options["frames"] = card.preprocess.frames
-    classes = card.classes or None
-    path = Path(data) if str(data) not in ("scenes", "motions") else str(data)
-    find = partial(find, **options)  # an option may have the name of a parameter of open_split
-    names = list(find(path))
-    held_out = next((name for name in EVAL_NAMES if name in names), None)
-    if held_out is None and recipe is not None and is_training_data and not recipe.data.val_path:
-        fraction, limit = recipe.data.val_fraction, getattr(recipe.data, "limit", None)
-        train_name = next((name for name in TRAIN_NAMES if name in names), "train")
-        if split in (None, "val", train_name):  # the parts that training made of the data
-            parts = open_train_and_val(path, None, fraction, recipe.seed, find, limit)
-            if split == train_name:
-                return EvaluationData(parts[0], f"the {1 - fraction:.0%} that the model was trained on", True)
-            return EvaluationData(parts[1], f"the {fraction:.0%} that training held out", False)
-    name = split or held_out or names[0]
-    source = open_split(path, split, classes, find)
-    trained_on = is_training_data and (name in TRAIN_NAMES or (name == names[0] and held_out is None))
-    return EvaluationData(source, name, trained_on)
-
-
-def same_path(first: str | os.PathLike, second: str | os.PathLike) -> bool:
-    """Whether two data paths name the same place; embedded sets by their name."""
-    return str(first) == str(second) or Path(first).resolve() == Path(second).resolve()
+    # bound here, because an option may have the name of a parameter of open_split
+    return open_held_out(data, split, card.classes or None, partial(find, **options), training)

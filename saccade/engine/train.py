@@ -34,6 +34,7 @@ from saccade.engine.tasks.detect import DetectionModule
 from saccade.engine.tasks.multi_label import MultiLabelModule
 from saccade.engine.tasks.segment import SegmentationModule
 from saccade.models.card import Preprocess
+from saccade.tasks.classification import freeze_backbone
 from saccade.tasks.load import load
 
 TASKS: dict[str, type[TrainingModule]] = {
@@ -245,15 +246,6 @@ def assemble(recipe: Recipe) -> TrainingSetup:
     if recipe.model.freeze:
         freeze_backbone(setup.model)
     return setup
-
-
-def freeze_backbone(model: Any) -> None:
-    """Freeze everything but the head: the classifier, or what follows the backbone of a segmenter or detector."""
-    if hasattr(model, "backbone_model"):
-        model.backbone_model.requires_grad_(False)
-    else:
-        model.requires_grad_(False)
-        model.get_classifier().requires_grad_(True)
 
 
 class TimmSyncBatchNorm(LayerSync):

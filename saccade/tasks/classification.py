@@ -73,3 +73,12 @@ def freeze_batch_norms(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.eval()
+
+
+def freeze_backbone(model: Any) -> None:
+    """Freeze everything but the head: the classifier, or what follows the backbone of a segmenter or detector."""
+    if hasattr(model, "backbone_model"):
+        model.backbone_model.requires_grad_(False)
+    else:
+        model.requires_grad_(False)
+        model.get_classifier().requires_grad_(True)

@@ -16,8 +16,16 @@ from saccade.data.sources.objects import ObjectSource
 from saccade.models.card import Preprocess
 from saccade.tasks.classification import accuracy_metrics, label_metrics, per_class_accuracy
 from saccade.tasks.coco_metric import CocoMetric
+from saccade.tasks.distillation import Teacher, alignment_loss, final_features
 from saccade.tasks.losses import label_loss
-from saccade.tasks.predict import detect_objects, inference_autocast, predict_logits, preprocess_images, segment_batch
+from saccade.tasks.predict import (
+    detect_objects,
+    inference_autocast,
+    normalize_pixels,
+    predict_logits,
+    preprocess_images,
+    segment_batch,
+)
 from saccade.tasks.segmentation import IGNORE_INDEX, SegmentationScores, segmentation_metric
 from saccade.tasks.segmentation_inference import WHOLE_IMAGE, InferenceOptions
 
@@ -161,6 +169,30 @@ class LabelEvaluator(Evaluator):
         pairs = zip(values["ap"].tolist(), occurs.tolist(), strict=True)
         per_class = [100 * value if present else None for value, present in pairs]
         return Evaluation(metrics, per_class, None, self.image_values())
+
+
+class AlignmentEvaluator(Evaluator):
+    """Mean cosine similarity with the teacher's final token, and images with its most probable class."""
+
+    columns = ("indices",)
+
+    def __init__(self, teacher: Teacher, preprocess: Preprocess, sync: bool = False):
+        super().__init__(sync, agreement=require("torchmetrics", "train").MeanMetric(sync_on_compute=sync))
+        self.teacher, self.preprocess = teacher, preprocess
+
+    def update(self, model: nn.Module, batch: Batch) -> None:
+        images = normalize_pixels(batch.images.to(self.metrics["loss"].device), self.preprocess)
+        ours, theirs = final_features(model, images), self.teacher.features(images)
+        owners: Any = ((model, ours), (self.teacher.model, theirs))
+        classes = [owner.get_classifier()(tokens).argmax(1) for owner, tokens in owners]
+        self.metrics["loss"].update(alignment_loss(ours, theirs), len(images))
+        self.metrics["agreement"].update((classes[0] == classes[1]).float())
+        self.images.append({"indices": batch.indices})
+
+    def compute(self) -> Evaluation:
+        loss, agreement = self.mean_loss(), float(self.metrics["agreement"].compute())
+        metrics = {"loss": loss, "cosine": 100 * (1 - loss), "agreement": 100 * agreement}
+        return Evaluation(metrics, [], None, self.image_values())
 
 
 class MaskEvaluator(Evaluator):

@@ -122,6 +122,8 @@ def check_labels(source: Source, role: str = "training") -> None:
         raise DataError(f"the {role} set is empty.")
     if not is_multi_label(source):
         _check_range(source, role)
+    elif not source.labels.any():
+        raise DataError(f"no image of the {role} set has a label, so there is no average precision. Add some.")
     if role != "training":
         return
     counts = count_labels(source)

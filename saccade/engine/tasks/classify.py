@@ -14,7 +14,7 @@ from saccade.data.loader import Batch, seed_all
 from saccade.data.sources.base import count_labels
 from saccade.data.synthetic.motions import MotionSet
 from saccade.data.transforms.batch import BatchAugment, Policy, normalize, random_erase
-from saccade.engine.loaders import Loaders, Partition, augment_options, image_loaders, open_sources
+from saccade.engine.loaders import Loaders, Partition, Sources, augment_options, image_loaders, open_sources
 from saccade.engine.module import TrainingModule, TrainingSetup
 from saccade.engine.recipe import Recipe, RecipeError
 from saccade.inference.compile import compile_options
@@ -91,11 +91,7 @@ class ClassificationModule(TrainingModule):
         except TypeError as error:
             raise RecipeError(f"{options.name} cannot be created with {kwargs}: {error}") from error
         data = recipe.data
-        preprocess = default._replace(
-            size=data.image_size or default.size,
-            crop_pct=data.crop_pct or default.crop_pct,
-            interpolation=data.interpolation,
-        )
+        preprocess = train_preprocess(default, recipe)
         if recipe.task == "video":
             frames = data.frames or default.frames if default.frames else 1  # image models get the middle frame
             preprocess = preprocess._replace(frames=frames, stride=data.stride)
@@ -106,10 +102,8 @@ class ClassificationModule(TrainingModule):
             check_multi_label(recipe)
         seed_all(recipe.seed)
         model = build_classifier(options.name, len(sources.classes), options.checkpoint, options.pretrained, **kwargs)
-        val_preprocess = preprocess._replace(size=data.val_size or preprocess.size)
-        if sources.val_memory is not None or isinstance(sources.val, MotionSet):
-            val_preprocess = val_preprocess._replace(crop_pct=1.0)  # cached images and rendered clips are not cropped
-        card = Card(options.name, len(sources.classes), dict(options.kwargs), sources.classes, val_preprocess)
+        saved = saved_preprocess(preprocess, recipe, sources)
+        card = Card(options.name, len(sources.classes), dict(options.kwargs), sources.classes, saved)
         card = card._replace(multi_label=sources.multi_label)
         return TrainingSetup(model, card, sources, preprocess)
 
@@ -176,6 +170,20 @@ class ClassificationModule(TrainingModule):
         note = "" if predicted == label else f"true: {label}"
         image = middle_frame(source.read(index))
         return [image_figure(image, source.name(index), f"{predicted} {values['confidence']:.0%}", note)]
+
+
+def train_preprocess(default: Preprocess, recipe: Recipe) -> Preprocess:
+    """Return the model's default preprocessing with the values of the recipe."""
+    data = recipe.data
+    size, crop_pct = data.image_size or default.size, data.crop_pct or default.crop_pct
+    return default._replace(size=size, crop_pct=crop_pct, interpolation=data.interpolation)
+
+
+def saved_preprocess(preprocess: Preprocess, recipe: Recipe, sources: Sources) -> Preprocess:
+    """Return the preprocessing of validation, which the card describes."""
+    not_cropped = sources.val_memory is not None or isinstance(sources.val, MotionSet)  # cached images, rendered clips
+    size, crop_pct = recipe.data.val_size or preprocess.size, 1.0 if not_cropped else preprocess.crop_pct
+    return preprocess._replace(size=size, crop_pct=crop_pct)
 
 
 def check_multi_label(recipe: Recipe) -> None:

@@ -158,7 +158,9 @@ def test_label_kind_is_converted_or_refused():
 def test_multi_label_set_needs_two_classes():
     with pytest.raises(DataError, match="only one class"):
         check_labels(listed([[True, False, False]] * 3))
-    check_labels(listed([[False, False, False]] * 3), "validation")
+    check_labels(listed([[True, False, False]] * 3), "validation")
+    with pytest.raises(DataError, match="no image of the validation set has a label"):
+        check_labels(listed([[False, False, False]] * 3), "validation")
 
 
 def test_classes_of_a_multi_label_set_are_matched_by_name():
