@@ -7,6 +7,7 @@ Models, heads and loaders never receive a recipe: the engine passes them plain v
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -276,11 +277,18 @@ def _check(condition: bool, message: str) -> None:
 
 
 def _read_yaml(text: str) -> Any:
-    """Parse YAML with jsonargparse, which reads 1e-3 as a number; PyYAML alone returns a string."""
+    """Parse YAML with 1e-3 as a number; PyYAML alone accepts only 1.0e-3 and returns a string otherwise."""
     yaml = require("yaml", "train")
-    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):  # nested aliases grow exponentially
-        raise yaml.YAMLError("expected values, got an alias. Write the value out")
-    return require("jsonargparse", "train").get_loader("yaml")(text)
+
+    def compose_node(loader: Any, parent: Any, index: Any) -> Any:
+        if loader.check_event(yaml.AliasEvent):  # nested aliases grow exponentially
+            raise yaml.YAMLError("expected values, got an alias. Write the value out")
+        return yaml.SafeLoader.compose_node(loader, parent, index)
+
+    loader: Any = type("Loader", (yaml.SafeLoader,), {"compose_node": compose_node})
+    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+    loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return yaml.load(text, Loader=loader)
 
 
 def _parse_change(change: str | tuple[str, Any]) -> tuple[list[str], Any]:
