@@ -225,8 +225,8 @@ def run_onnx(args: argparse.Namespace) -> int:
     model = OnnxModel(args.checkpoint)
     if model.task != "classification" and args.top != 5:
         raise ValueError(f"top applies to classification, not to {model.task}. Remove it.")
-    if model.task != "detection" and args.threshold != 0.5:
-        raise ValueError(f"threshold applies to detection, not to {model.task}. Remove it.")
+    if model.task != "detection" and not model.multi_label and args.threshold != 0.5:
+        raise ValueError(f"threshold applies to detection and multi-label models, not to {model.task}. Remove it.")
     if model.preparation["frames"]:
         raise ValueError(f"{args.checkpoint} is a video model. `saccade predict CHECKPOINT VIDEO` decodes videos.")
     from saccade.data import list_files
@@ -250,7 +250,7 @@ def onnx_rows(model: Any, files: list[Path], args: argparse.Namespace) -> Iterat
             yield row | {"error": str(error)}
             continue
         if model.task == "classification":
-            yield row | model.classify(image, args.top, args.size)
+            yield row | model.classify(image, args.top, args.size, args.threshold)
             continue
         row["size"] = [image.width, image.height]
         if model.task == "detection":
@@ -333,7 +333,9 @@ def print_prediction(row: dict[str, Any]) -> None:
     else:
         key = "share" if "size" in row else "probability"  # area of a segmented class, or classification
         text = ", ".join(f"{entry['name']} {100 * entry[key]:.1f} %" for entry in row["classes"])
-    files = " ".join(row[key] for key in ("labels", "overlay") if key in row)
+        if isinstance(row.get("labels"), list):  # of a multi-label model; of an exported segmenter a file
+            text = f"{', '.join(row['labels']) or 'no label'} ({text})"
+    files = " ".join(row[key] for key in ("labels", "overlay") if isinstance(row.get(key), str))
     print(f"{row['image']}: {text}" + (f" → {files}" if files else ""))
 
 

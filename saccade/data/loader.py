@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     """Images and labels of one step."""
 
     images: Tensor  # (B, 3, H, W) uint8
-    labels: Tensor  # (B,) int64, or masks (B, H, W) uint8
+    labels: Tensor  # (B,) int64; multi-label: (B, K) float32, 0 or 1; or masks (B, H, W) uint8
     indices: Tensor  # (B,) int64, in the source
     bad: Bad
 
@@ -102,9 +102,10 @@ def eval_batches(count: int, batch_size: int, rank: int = 0, world_size: int = 1
     return [[(i, None) for i in indices[k : k + batch_size]] for k in range(0, len(indices), batch_size)]
 
 
-def load_labelled(source: Source, transform: Transform, index: int) -> tuple[Tensor, int]:
-    """Transformed image and class index, as a sample."""
-    return transform(source.read(index)), int(source.labels[index])
+def load_labelled(source: Source, transform: Transform, index: int) -> tuple[Tensor, int | Tensor]:
+    """Transformed image and class index, or multi-hot classes (K,), as a sample."""
+    label = source.labels[index]
+    return transform(source.read(index)), torch.from_numpy(label).float() if label.ndim else int(label)
 
 
 class _Samples(Dataset):
@@ -293,7 +294,7 @@ class Memory(NamedTuple):
     """A source decoded into tensors."""
 
     images: Tensor  # (N, 3, H, W) uint8
-    labels: Tensor  # (N,) int64, or masks (N, H, W) uint8
+    labels: Tensor  # (N,) int64; multi-label: (N, K) float32; or masks (N, H, W) uint8
     indices: Tensor  # (N,) int64 on the CPU, in the source
     bad: Bad
 

@@ -17,17 +17,22 @@ from saccade.data.open import (
     check_source,
     finder_options,
     limited,
-    open_split,
-    open_train_and_val,
 )
-from saccade.data.open.splits import EVAL_NAMES, TRAIN_NAMES
+from saccade.data.open.evaluation import EvaluationData, TrainingData, open_held_out
 from saccade.data.sources.base import DataError
 from saccade.data.sources.masks import load_pair
 from saccade.data.synthetic.motions import MotionEvalLoader, MotionSet
 from saccade.data.transforms.mask import EvalPair
 from saccade.engine.recipe import Recipe, load_recipe
 from saccade.models.card import Card
-from saccade.tasks.evaluators import ClassEvaluator, Evaluator, MaskEvaluator, ObjectEvaluator, has_masks
+from saccade.tasks.evaluators import (
+    ClassEvaluator,
+    Evaluator,
+    LabelEvaluator,
+    MaskEvaluator,
+    ObjectEvaluator,
+    has_masks,
+)
 from saccade.tasks.load import card_of, load
 from saccade.tasks.predict import check_options, make_eval_transform
 from saccade.tasks.segmentation_inference import InferenceOptions
@@ -47,14 +52,6 @@ class EvaluateOptions(NamedTuple):
     stride: int = 0  # of the window; 0: 2/3 of it
     scales: tuple[float, ...] = (1.0,)  # average over resized images
     max_detections: int | None = None  # per image and class; default: the run's, or else COCO's 100
-
-
-class EvaluationData(NamedTuple):
-    """The part of a data set that is evaluated."""
-
-    source: Any
-    split: str  # its name, for people
-    trained_on: bool  # whether the model was trained on these images
 
 
 def evaluate(
@@ -147,7 +144,8 @@ def prepare(
         else:
             transform = make_eval_transform(preprocess, options.views)
             batches = EvalLoader(source, transform, batch_size, workers, pin_memory=pin)
-        return ClassEvaluator(card.num_classes, preprocess, options.flip), batches, details | {"measure": "top-1 %"}
+        evaluator = (LabelEvaluator if card.multi_label else ClassEvaluator)(card.num_classes, preprocess, options.flip)
+        return evaluator, batches, details | {"measure": "AP %" if card.multi_label else "top-1 %"}
     if card.task == "segmentation":
         inference = InferenceOptions(options.window or 0, options.stride, tuple(options.scales), options.flip)
         shorter = options.size or card.shorter
@@ -195,32 +193,17 @@ def open_evaluation_data(
     """Open the split to evaluate: the requested one, the evaluation split, or what training held out."""
     find = FINDERS["video" if card.preprocess.frames else card.task][1]
     supported = finder_options(find)
-    check_data_options(options, supported)
-    is_training_data = recipe is not None and same_path(recipe.data.path, data)
-    if recipe is not None and is_training_data:
-        options = {name: getattr(recipe.data, name) for name in supported if hasattr(recipe.data, name)} | options
+    check_data_options(options, [name for name in supported if name != "multi_label"])  # which the card says
+    training = None
+    if recipe is not None:
+        values = recipe.data
+        training = TrainingData(values.path, values.val_path, values.val_fraction, recipe.seed, values.limit)
+        if training.is_at(data):
+            options = {name: getattr(values, name) for name in supported if hasattr(values, name)} | options
     options = {"size": size or card.preprocess.size} | options
+    if "multi_label" in supported:
+        options["multi_label"] = card.multi_label
     if card.preprocess.frames:
         options["frames"] = card.preprocess.frames
-    classes = card.classes or None
-    path = Path(data) if str(data) not in ("scenes", "motions") else str(data)
-    find = partial(find, **options)  # an option may have the name of a parameter of open_split
-    names = list(find(path))
-    held_out = next((name for name in EVAL_NAMES if name in names), None)
-    if held_out is None and recipe is not None and is_training_data and not recipe.data.val_path:
-        fraction, limit = recipe.data.val_fraction, getattr(recipe.data, "limit", None)
-        train_name = next((name for name in TRAIN_NAMES if name in names), "train")
-        if split in (None, "val", train_name):  # the parts that training made of the data
-            parts = open_train_and_val(path, None, fraction, recipe.seed, find, limit)
-            if split == train_name:
-                return EvaluationData(parts[0], f"the {1 - fraction:.0%} that the model was trained on", True)
-            return EvaluationData(parts[1], f"the {fraction:.0%} that training held out", False)
-    name = split or held_out or names[0]
-    source = open_split(path, split, classes, find)
-    trained_on = is_training_data and (name in TRAIN_NAMES or (name == names[0] and held_out is None))
-    return EvaluationData(source, name, trained_on)
-
-
-def same_path(first: str | os.PathLike, second: str | os.PathLike) -> bool:
-    """Whether two data paths name the same place; embedded sets by their name."""
-    return str(first) == str(second) or Path(first).resolve() == Path(second).resolve()
+    # bound here, because an option may have the name of a parameter of open_split
+    return open_held_out(data, split, card.classes or None, partial(find, **options), training)

@@ -22,7 +22,7 @@ from saccade.data.loader import (
     usable_cores,
 )
 from saccade.data.open import FINDERS, finder_options, open_train_and_val
-from saccade.data.sources.base import DataError
+from saccade.data.sources.base import DataError, is_multi_label
 from saccade.data.synthetic.motions import MotionEvalLoader, MotionLoader, MotionSet
 from saccade.data.transforms.clips import TrainClip
 from saccade.data.transforms.custom import with_custom
@@ -47,6 +47,10 @@ class Sources(NamedTuple):
     @property
     def classes(self) -> list[str]:
         return self.train.classes
+
+    @property
+    def multi_label(self) -> bool:
+        return is_multi_label(self.train)
 
     @property
     def train_count(self) -> int:

@@ -24,7 +24,6 @@ from saccade.models.card import Card, Preprocess, preprocess_of
 from saccade.reports.page import Thumbnail
 from saccade.tasks.classification import freeze_batch_norms
 from saccade.tasks.evaluators import Evaluation, Evaluator
-from saccade.tasks.losses import balanced_weights
 
 AUTOCAST_DTYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}  # by trainer.precision
 
@@ -143,6 +142,10 @@ class TrainingModule(LightningModule):
     @abstractmethod
     def example(self, model: nn.Module, values: dict[str, Any]) -> list[Thumbnail]:
         """Draw a validation image with its prediction for the report; `values` are those of the evaluator."""
+
+    def balanced_weights(self) -> Tensor:
+        """Return class weights (K,) by the frequency of the classes, for tasks with regularize.class_weights."""
+        raise NotImplementedError
 
     def rank_examples(self, images: dict[str, Tensor]) -> tuple[list[int], list[int]]:
         """Return positions of the worst and of the best predictions."""
@@ -337,13 +340,13 @@ class TrainingModule(LightningModule):
 
     # Shared by the tasks
 
-    def class_weights(self, count: Callable[[], Tensor]) -> Tensor | None:
-        """Return regularize.class_weights (K,) on the device of the run; `count` returns the samples per class."""
+    def class_weights(self) -> Tensor | None:
+        """Return regularize.class_weights (K,)."""
         given, classes = self.recipe.regularize.class_weights, self.sources.classes
         if given is None:
             return None
         if given == "balanced":
-            return balanced_weights(count())
+            return self.balanced_weights()
         if len(given) != len(classes):
             raise RecipeError(f"expected {len(classes)} values in regularize.class_weights, got {len(given)}.")
         return torch.tensor(given, dtype=torch.float)

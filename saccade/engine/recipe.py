@@ -19,6 +19,9 @@ from saccade._extras import require
 
 HEADS = {"segmentation": "vt_fpn, fpn, paca, upernet, sparse", "detection": "mask_rcnn, cascade_mask_rcnn, sparse"}
 
+LOSS_TASKS = {"dice": ("segmentation",), "label_smoothing": ("classification", "video")}
+LOSS_TASKS |= dict.fromkeys(("class_weights", "focal_gamma"), ("classification", "video", "segmentation"))
+
 
 class RecipeError(ValueError):
     """An invalid recipe; the message names the key and the expected value."""
@@ -56,6 +59,7 @@ class Data:
     scenes: int = 2048  # number of training images of the embedded set "scenes"
     image_column: str | None = None  # of Parquet files; None: found by its type
     label_column: str | None = None  # of Parquet files; None: found by its name
+    multi_label: bool | None = None  # any number of classes per image; None: if the labels are lists, see data.md
     frames: int | None = None  # per clip; None: the model's default, or 1 (the middle frame) for image models
     stride: int = 4  # video frames between consecutive frames of a clip
     views: tuple[int, int] = (1, 1)  # final evaluation of a video: temporal clips, spatial crops; papers use (4, 3)
@@ -135,7 +139,7 @@ class Regularize:
     class_weights: list[float] | Literal["balanced"] | None = None  # in the loss; balanced: inverse class frequency
     focal_gamma: float = 0.0  # focal loss; 0: cross-entropy
     dice: float = 0.0  # segmentation: weight of the Dice loss, added to the pixel loss
-    label_smoothing: float = 0.0  # classification
+    label_smoothing: float = 0.0  # classification with one label per image
     drop_path: float = 0.0  # stochastic depth
     dropout: float = 0.0  # before the classifier, or in the segmentation head
     freeze_norm: bool = False  # batch norms stay in evaluation mode
@@ -223,6 +227,14 @@ class Recipe:
             _check(not self.ema.decay, f"ema.decay needs ddp or fsdp2, got trainer.strategy={strategy}")
         if self.task in HEADS:
             _check(bool(self.model.head), f"{self.task} needs model.head: {HEADS[self.task]}")
+        if self.data.multi_label and (self.task in HEADS or self.distill.features):
+            kind = "distill.features" if self.distill.features else f"task {self.task}"
+            _check(False, f"data.multi_label is for classification and video, got {kind}. Leave it out")
+        for key, tasks in LOSS_TASKS.items():
+            _check(
+                not getattr(self.regularize, key) or self.task in tasks,
+                f"regularize.{key} is for {' and '.join(tasks)}, got task {self.task}. Leave it out",
+            )
         odd = self.batch_size % 2 and (self.augment.mixup > 0 or self.augment.cutmix > 0)
         _check(not odd, f"mixup and cutmix pair images: batch_size must be even, got {self.batch_size}")
 

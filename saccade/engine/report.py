@@ -76,7 +76,7 @@ def task_sections(module: TrainingModule, model: nn.Module, evaluation: Evaluati
         figures = []
         for row in rows[: module.num_examples]:
             with suppress(BadImage):
-                figures += module.example(model, {name: values[row].item() for name, values in images.items()})
+                figures += module.example(model, {name: values[row].tolist() for name, values in images.items()})
         sections.append((title, part("grid", figures, module.example_side)))
     if module.recipe.task == "segmentation":
         colours = list(zip(classes, class_colours(len(classes)).tolist(), strict=True))

@@ -17,6 +17,7 @@ from saccade.tasks.evaluators import Evaluation
 
 # Display names of the metrics of all tasks; all but the loss are percentages.
 METRIC_NAMES = {"loss": "loss", "top1": "top-1", "top5": "top-5", "calibration": "calibration error"}
+METRIC_NAMES |= {"map": "mAP", "f1": "F1"}
 METRIC_NAMES |= {"cosine": "cosine similarity with the teacher", "agreement": "same class as the teacher"}
 METRIC_NAMES |= {"miou": "mIoU", "macc": "mean class accuracy", "aacc": "pixel accuracy"}
 METRIC_NAMES |= {"box_ap": "box AP", "box_ap50": "box AP50", "box_ap75": "box AP75"}

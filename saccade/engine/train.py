@@ -31,8 +31,10 @@ from saccade.engine.results import describe_run
 from saccade.engine.tasks.align import AlignmentModule
 from saccade.engine.tasks.classify import ClassificationModule
 from saccade.engine.tasks.detect import DetectionModule
+from saccade.engine.tasks.multi_label import MultiLabelModule
 from saccade.engine.tasks.segment import SegmentationModule
 from saccade.models.card import Preprocess
+from saccade.tasks.classification import freeze_backbone
 from saccade.tasks.load import load
 
 TASKS: dict[str, type[TrainingModule]] = {
@@ -45,6 +47,8 @@ TASKS: dict[str, type[TrainingModule]] = {
 
 def module_of(recipe: Recipe) -> type[TrainingModule]:
     """Return the class that trains a recipe."""
+    if recipe.data.multi_label:
+        return MultiLabelModule
     return AlignmentModule if recipe.distill.features else TASKS[recipe.task]
 
 
@@ -140,6 +144,8 @@ def train(
         raise RecipeError(f"{out} already contains a run. Continue it with --resume, or choose another --out.")
     network, card, sources, preprocess = assemble(recipe)
     recipe = fit_to_data(recipe, sources.train_count, no_epochs)
+    if card.multi_label:
+        recipe = replace(recipe, data=replace(recipe.data, multi_label=True))
     checkpoint = prepare_folder(out, recipe)
     clock = Clock(recipe.epochs * (sources.train_count // recipe.batch_size), recipe.trainer.max_minutes, started)
     module = module_of(recipe)(network, recipe, sources, preprocess, clock, str(out))
@@ -240,15 +246,6 @@ def assemble(recipe: Recipe) -> TrainingSetup:
     if recipe.model.freeze:
         freeze_backbone(setup.model)
     return setup
-
-
-def freeze_backbone(model: Any) -> None:
-    """Freeze everything but the head: the classifier, or what follows the backbone of a segmenter or detector."""
-    if hasattr(model, "backbone_model"):
-        model.backbone_model.requires_grad_(False)
-    else:
-        model.requires_grad_(False)
-        model.get_classifier().requires_grad_(True)
 
 
 class TimmSyncBatchNorm(LayerSync):

@@ -93,7 +93,7 @@ def resolve_target(subject: Subject, output: Any, target: int | str | None) -> T
     score = class_score(index)
     score(output)  # raises for an index out of range
     predicted = int(logits.argmax())
-    probability, top = logits.softmax(0).topk(min(5, len(logits)))
+    probability, top = subject.probabilities(logits).topk(min(5, len(logits)))
     predictions = [(subject.label(int(i)), float(p)) for i, p in zip(top, probability, strict=True)]
     index %= len(logits)
     notes = []
@@ -207,7 +207,9 @@ class ImageExplainer:
         with_scores = self._cluster_steps([step for step, trace in steps if trace.scores is not None])
         if with_scores and self.target.index is not None:
             step, image = with_scores[-1], self.view.image.to(self.device)
-            clusters = classify_clusters(self.subject.model, step, image, self.subject.prepare, self.target.index)
+            subject, index = self.subject, self.target.index
+            options = {"multi_label": subject.multi_label}
+            clusters = classify_clusters(subject.model, step, image, subject.prepare, index, **options)
             self.arrays[f"clusters/probability/{step.array_key}"] = to_numpy(clusters.probability)
             self.arrays[f"clusters/positive/{step.array_key}"] = clusters.positive.cpu().numpy()
             top = None if max_tokens is None else 3

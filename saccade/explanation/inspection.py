@@ -70,12 +70,14 @@ class Inspection:
     def doubt(self) -> str:
         """Why the image may show none of the model's classes; empty for a certain prediction.
 
-        Decided by the largest probability (the baseline of Hendrycks and Gimpel, arXiv 1610.02136).
+        Decided by the largest probability (the baseline of Hendrycks and Gimpel, arXiv 1610.02136); of a multi-label
+        model it is compared with 0.5.
         """
         count = int(getattr(self.subject.model, "num_classes", 0) or 0)
         if not self.predictions or not self.subject.trained or count < 2:
             return ""
         (_, largest), limit = self.predictions[0], 1 / count + MARGIN * (1 - 1 / count)
+        limit = 0.5 if self.subject.multi_label else limit
         if largest >= limit:
             return ""
         return (

@@ -43,10 +43,15 @@ class Subject(NamedTuple):
     crop_pct: float | None = None  # classifiers: centre crop / shorter side, as `saccade.predict`; None: no crop
     interpolation: str = "bicubic"
     fixed: bool = False  # whether the model accepts squares of `size` only, as timm's ViTs do by default
+    multi_label: bool = False  # any number of classes per image
 
     def label(self, index: int) -> str:
         """Name of a class, "class 3" if unknown."""
         return self.labels[index] if self.labels and index < len(self.labels) else f"class {index}"
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Class probabilities (…, K); of a multi-label model every class has its own."""
+        return logits.float().sigmoid() if self.multi_label else logits.float().softmax(-1)
 
     def view(self, source: ImageInput, name: str = "", size: int | None = None, full: bool = False) -> View:
         """Input and canvas of an image: a classifier's centre crop, or with `full` the image in its aspect ratio."""
@@ -121,7 +126,7 @@ def load_subject(
     crop = None if isinstance(module, (*DETECTORS, Segmenter)) else preprocess.crop_pct
     crops = crop, preprocess.interpolation
     subject = Subject(backbone, name, weights, trained, labels, size, mean, std, *clip, detector, longest, *crops)
-    return subject._replace(fixed=bool(strict))
+    return subject._replace(fixed=bool(strict), multi_label=card is not None and card.multi_label)
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -521,6 +521,7 @@ def describe_export(
         "task": card.task,
         "num_classes": card.num_classes,
         "classes": card.names,
+        "multi_label": card.multi_label,
         "kwargs": card.kwargs,
         "head_kwargs": card.head_kwargs,
         "dtype": str(dtype or torch.float32).removeprefix("torch."),

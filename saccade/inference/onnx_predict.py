@@ -85,17 +85,24 @@ class OnnxModel:
         scale = min(shortest / min(height, width), longest / max(height, width))
         return int(height * scale), int(width * scale)  # torchvision rounds down
 
-    def classify(self, image: Image.Image, top: int = 5, size: int | None = None) -> dict[str, Any]:
-        """The most probable classes."""
+    @property
+    def multi_label(self) -> bool:
+        return self.metadata.get("multi_label", False)
+
+    def classify(
+        self, image: Image.Image, top: int = 5, size: int | None = None, threshold: float = 0.5
+    ) -> dict[str, Any]:
+        """The most probable classes; of a multi-label model also those with at least `threshold`."""
         (logits,) = self(self.preprocess(image, size))
-        probabilities = softmax(logits[0].astype(np.float32), axis=0)
+        logits = logits[0].astype(np.float32)
+        probabilities = 1 / (1 + np.exp(-logits)) if self.multi_label else softmax(logits, axis=0)
         order = np.argsort(-probabilities, kind="stable")[:top].tolist()
-        return {
-            "classes": [
-                {"class": index, "name": self.classes[index], "probability": float(probabilities[index])}
-                for index in order
-            ]
-        }
+        classes = [
+            {"class": index, "name": self.classes[index], "probability": float(probabilities[index])} for index in order
+        ]
+        selected = np.flatnonzero(probabilities >= threshold).tolist()
+        labels = {"labels": [self.classes[index] for index in selected]} if self.multi_label else {}
+        return {"classes": classes} | labels
 
     def segment(self, image: Image.Image, size: int | None = None) -> np.ndarray:
         """The class of every pixel (H, W), uint8 or, for more than 256 classes, uint16."""

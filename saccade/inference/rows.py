@@ -129,6 +129,7 @@ def columns_of(task: str, card: Card, tokens: bool = False) -> tuple[Any, Callab
     if task == "classify":
         fields = [("label", pa.string()), ("probability", pa.float32())]
         fields += [("classes", pa.list_(pa.int32())), ("probabilities", pa.list_(pa.float32()))]
+        fields += [("labels", pa.list_(pa.string()))] if card.multi_label else []
         row = _classification_row
     elif task == "embed":
         fields, row = [("embedding", pa.list_(pa.float32()))], _embedding_row
@@ -153,7 +154,7 @@ def _classification_row(result: Any) -> dict[str, Any]:
         "probability": result.probability,
         "classes": [entry.index for entry in result.classes],  # most probable first
         "probabilities": [entry.probability for entry in result.classes],
-    }
+    } | ({} if result.labels is None else {"labels": result.labels})
 
 
 def _embedding_row(result: Any) -> dict[str, Any]:

@@ -51,6 +51,16 @@ def accuracy_metrics(num_classes: int, sync: bool = True) -> Any:
     )
 
 
+def label_metrics(num_classes: int, sync: bool = True) -> Any:
+    """torchmetrics per class (K,) of probabilities and multi-hot labels (B, K): AP, F1 at 0.5, support in `counts`."""
+    tm = require("torchmetrics", "train").classification
+    common = {"num_labels": num_classes, "average": None, "validate_args": False, "sync_on_compute": sync}
+    metrics = {"ap": tm.MultilabelAveragePrecision, "f1": tm.MultilabelF1Score, "counts": tm.MultilabelStatScores}
+    return require("torchmetrics", "train").MetricCollection(
+        {name: metric(**common) for name, metric in metrics.items()}, compute_groups=False
+    )
+
+
 def per_class_accuracy(labels: Tensor, predicted: Tensor, num_classes: int) -> list[float | None]:
     """Accuracy of every class, from 0 to 1; None for a class without images."""
     counts = labels.bincount(minlength=num_classes).tolist()
@@ -63,3 +73,12 @@ def freeze_batch_norms(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.eval()
+
+
+def freeze_backbone(model: Any) -> None:
+    """Freeze everything but the head: the classifier, or what follows the backbone of a segmenter or detector."""
+    if hasattr(model, "backbone_model"):
+        model.backbone_model.requires_grad_(False)
+    else:
+        model.requires_grad_(False)
+        model.get_classifier().requires_grad_(True)

@@ -1,5 +1,6 @@
 """Metrics of each task over batches: of the validation during training and of `saccade.evaluate`."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
@@ -13,9 +14,18 @@ from saccade._extras import require
 from saccade.data.loader import Batch, ObjectBatch, UnreadableImages
 from saccade.data.sources.objects import ObjectSource
 from saccade.models.card import Preprocess
-from saccade.tasks.classification import accuracy_metrics, per_class_accuracy
+from saccade.tasks.classification import accuracy_metrics, label_metrics, per_class_accuracy
 from saccade.tasks.coco_metric import CocoMetric
-from saccade.tasks.predict import detect_objects, inference_autocast, predict_logits, preprocess_images, segment_batch
+from saccade.tasks.distillation import Teacher, alignment_loss, final_features
+from saccade.tasks.losses import label_loss
+from saccade.tasks.predict import (
+    detect_objects,
+    inference_autocast,
+    normalize_pixels,
+    predict_logits,
+    preprocess_images,
+    segment_batch,
+)
 from saccade.tasks.segmentation import IGNORE_INDEX, SegmentationScores, segmentation_metric
 from saccade.tasks.segmentation_inference import WHOLE_IMAGE, InferenceOptions
 
@@ -27,9 +37,9 @@ class Evaluation(NamedTuple):
     """The result of an evaluation."""
 
     metrics: dict[str, float]  # in percent, except for the loss
-    per_class: list[float | None]  # accuracy, IoU or box AP in percent; None for a class without samples
+    per_class: list[float | None]  # accuracy, AP, IoU or box AP in percent; None for a class without samples
     confusion: Tensor | None  # (K, K) images or pixels: true, predicted
-    images: dict[str, Tensor]  # one value (N,) per image, in the order of evaluation; `indices` in the source
+    images: dict[str, Tensor]  # one value (N, …) per image, in the order of evaluation; `indices` in the source
     bad: int = 0  # images that could not be read
 
     def summary(self) -> dict[str, Any]:
@@ -125,6 +135,64 @@ class ClassEvaluator(Evaluator):
         names = ("top1", "top5", "calibration")
         metrics = {"loss": self.mean_loss()} | {name: percent[name] for name in names}
         return Evaluation(metrics, [None if x is None else 100 * x for x in accuracy], confusion, images)
+
+
+class LabelEvaluator(Evaluator):
+    """Multi-label: mean AP and F1 (threshold 0.5) of the classes that occur, AP per class.
+
+    Per image: quality, the negative loss; scores (K,), the probabilities.
+    """
+
+    columns = ("indices", "quality", "scores")
+
+    def __init__(self, num_classes: int, preprocess: Preprocess, flip: bool = False, sync: bool = False):
+        super().__init__(sync, labels=label_metrics(num_classes, sync))
+        self.preprocess, self.flip = preprocess, flip
+
+    def update(self, model: nn.Module, batch: Batch) -> None:
+        device = self.metrics["loss"].device
+        labels = batch.labels.to(device)
+        logits = predict_logits(model, batch.images.to(device), self.preprocess, self.flip, multi_label=True).float()
+        scores, losses = logits.sigmoid(), label_loss(logits, labels).mean(1)
+        self.metrics["labels"].update(scores, labels.int())
+        self.metrics["loss"].update(losses)
+        values = (batch.indices, -losses, scores)
+        self.images.append(dict(zip(self.columns, values, strict=True)))
+
+    def compute(self) -> Evaluation:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="No positive samples")  # those classes are left out below
+            values = self.metrics["labels"].compute()
+        occurs = values["counts"][:, -1] > 0
+        metrics = {"loss": self.mean_loss()}
+        metrics |= {name: 100 * float(values[key][occurs].mean()) for name, key in (("map", "ap"), ("f1", "f1"))}
+        pairs = zip(values["ap"].tolist(), occurs.tolist(), strict=True)
+        per_class = [100 * value if present else None for value, present in pairs]
+        return Evaluation(metrics, per_class, None, self.image_values())
+
+
+class AlignmentEvaluator(Evaluator):
+    """Mean cosine similarity with the teacher's final token, and images with its most probable class."""
+
+    columns = ("indices",)
+
+    def __init__(self, teacher: Teacher, preprocess: Preprocess, sync: bool = False):
+        super().__init__(sync, agreement=require("torchmetrics", "train").MeanMetric(sync_on_compute=sync))
+        self.teacher, self.preprocess = teacher, preprocess
+
+    def update(self, model: nn.Module, batch: Batch) -> None:
+        images = normalize_pixels(batch.images.to(self.metrics["loss"].device), self.preprocess)
+        ours, theirs = final_features(model, images), self.teacher.features(images)
+        owners: Any = ((model, ours), (self.teacher.model, theirs))
+        classes = [owner.get_classifier()(tokens).argmax(1) for owner, tokens in owners]
+        self.metrics["loss"].update(alignment_loss(ours, theirs), len(images))
+        self.metrics["agreement"].update((classes[0] == classes[1]).float())
+        self.images.append({"indices": batch.indices})
+
+    def compute(self) -> Evaluation:
+        loss, agreement = self.mean_loss(), float(self.metrics["agreement"].compute())
+        metrics = {"loss": loss, "cosine": 100 * (1 - loss), "agreement": 100 * agreement}
+        return Evaluation(metrics, [], None, self.image_values())
 
 
 class MaskEvaluator(Evaluator):

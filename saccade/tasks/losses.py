@@ -1,4 +1,4 @@
-"""Losses of classification and segmentation: cross-entropy with class weights, focal loss, Dice loss."""
+"""Losses of classification and segmentation: cross-entropy, also binary, with class weights; focal loss; Dice loss."""
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,23 @@ def class_loss(
     return losses.sum() / (weight[targets.where(labelled, 0)] * labelled).sum().clamp(min=1e-6)
 
 
+def label_loss(
+    logits: Tensor, targets: Tensor, positive_weight: Tensor | None = None, focal_gamma: float = 0.0
+) -> Tensor:
+    """Binary cross-entropy (B, K) of logits with multi-hot targets (B, K), or with the fractions of mixup.
+
+    `positive_weight` (K,) multiplies the terms of present classes. `focal_gamma` multiplies every term by
+    (1 - p) ** gamma with the probability p of its target (focal loss, arXiv 1708.02002, Eq. 4).
+    """
+    logits = logits.float()
+    weight = None if positive_weight is None else positive_weight.to(logits)
+    losses = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
+    if focal_gamma:
+        p = logits.sigmoid()
+        losses = losses * (1 - (p * targets + (1 - p) * (1 - targets))) ** focal_gamma
+    return losses
+
+
 def dice_loss(logits: Tensor, masks: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
     """One minus the mean Dice coefficient of the classes in the batch: logits (B, K, H, W), masks (B, H, W) -> ()."""
     labelled = masks != ignore_index
@@ -55,3 +72,9 @@ def balanced_weights(counts: Tensor) -> Tensor:
     counts = counts.double()
     present = counts > 0
     return torch.where(present, counts.sum() / (present.sum() * counts.clamp(min=1)), 1.0).float()
+
+
+def positive_weights(counts: Tensor, total: int) -> Tensor:
+    """Weights (K,) of present classes, absent / present, from the number of samples (K,); 1 for a class without any."""
+    counts = counts.double()
+    return torch.where(counts > 0, (total - counts) / counts.clamp(min=1), 1.0).float()

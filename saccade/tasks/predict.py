@@ -239,14 +239,19 @@ class ClassPredictor(Predictor):
             best, indices = values.topk(top)
             rows = zip(indices.tolist(), best.tolist(), strict=True)
             classes = [ClassScore(index, names[index], value) for index, value in rows]
-            selected = (values >= self.options.threshold).nonzero()[:, 0].tolist() if multi_label else []
-            labels = [names[index] for index in selected] if multi_label else None
-            common = (sample.name, sample.source, classes, values.numpy(), embedding, labels)
-            if self.is_video:
-                clips, crops = self.options.views
-                results.append(ClipPrediction(*common, self.preprocess.frames, clips * crops))
-            else:
-                results.append(Classification(*common))
+            common = (
+                sample.name,
+                sample.source,
+                classes,
+                values.numpy(),
+                embedding,
+                None,
+                names if multi_label else None,
+            )
+            clips, crops = self.options.views
+            clip = (self.preprocess.frames, clips * crops)
+            result = ClipPrediction(*common, *clip) if self.is_video else Classification(*common)
+            results.append(result.above(self.options.threshold) if multi_label else result)
         return results
 
 

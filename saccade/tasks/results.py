@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,6 +81,7 @@ class Classification(Prediction):
     probabilities: np.ndarray = field(compare=False)  # (K,) of all classes
     embedding: np.ndarray | None = field(default=None, compare=False)  # (D,) features before the classifier
     labels: list[str] | None = None  # of a multi-label model: the classes with at least the threshold
+    names: list[str] | None = field(default=None, compare=False)  # of a multi-label model: all classes, in order
 
     @property
     def label(self) -> str:
@@ -91,6 +92,13 @@ class Classification(Prediction):
     def probability(self) -> float:
         """Probability of the most probable class."""
         return self.classes[0].probability
+
+    def above(self, threshold: float) -> "Classification":
+        """The same prediction of a multi-label model with the labels that have at least this probability."""
+        if self.names is None:
+            raise ValueError("expected a prediction of a multi-label model, got one with a single label.")
+        pairs = zip(self.names, self.probabilities.tolist(), strict=True)
+        return replace(self, labels=[name for name, probability in pairs if probability >= threshold])
 
     def to_dict(self) -> dict[str, Any]:
         classes = [{"class": c.index, "name": c.name, "probability": c.probability} for c in self.classes]
@@ -112,7 +120,8 @@ class Classification(Prediction):
         return sheet
 
     def _summary(self) -> str:
-        return ", ".join(f"{c.name} {100 * c.probability:.1f} %" for c in self.classes)
+        text = ", ".join(f"{c.name} {100 * c.probability:.1f} %" for c in self.classes)
+        return text if self.labels is None else f"{', '.join(self.labels) or 'no label'} ({text})"
 
 
 @dataclass(repr=False)

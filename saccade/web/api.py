@@ -48,6 +48,7 @@ class Predicted(BaseModel, extra="allow"):
     image: str
     model: str
     classes: list[Score] | None = Field(None, description="classification, video: five; segmentation: those present")
+    labels: list[str] | None = Field(None, description="multi-label models: classes with at least `threshold`")
     objects: list[Object] | None = Field(None, description="detection")
     size: list[int] | None = Field(None, description="width and height of labels and boxes")
 

@@ -19,7 +19,7 @@ from saccade.tasks.load import read_task_card
 
 FAMILIES = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
 TASKS = ("classification", "segmentation", "detection", "video")
-METRICS = {"top1": "top-1", "miou": "mIoU", "mask_ap": "mask AP", "box_ap": "box AP"}
+METRICS = {"top1": "top-1", "map": "mAP", "miou": "mIoU", "mask_ap": "mask AP", "box_ap": "box AP"}
 MAX_LOADED = 4  # models in memory
 
 

@@ -30,10 +30,13 @@ MIN_SCORE = 0.05  # of the objects that are cached; the page and the API apply t
 Result = TypeVar("Result")
 
 
-def above(detections: saccade.Prediction, threshold: float) -> Any:
-    """Return the objects with at least this score; predictions of other tasks as they are."""
-    if not isinstance(detections, saccade.Detections):
-        return detections
+def above(prediction: Any, threshold: float) -> Any:
+    """Return the objects, or the labels of a multi-label model, with at least this score; other predictions as is."""
+    if isinstance(prediction, saccade.Classification) and prediction.labels is not None:
+        return prediction.above(threshold)
+    if not isinstance(prediction, saccade.Detections):
+        return prediction
+    detections = prediction
     keep = detections.scores >= threshold
     masks = None if detections.masks is None else detections.masks[keep]
     boxes, labels, scores = detections.boxes[keep], detections.labels[keep], detections.scores[keep]

@@ -332,3 +332,8 @@ def test_effective_learning_rates_are_noted():
         recipe = load_recipe(path)
         (line,) = [line for line in path.read_text().splitlines() if "reference_batch" in line]
         assert float(line.rpartition("# effective lr ")[2]) == learning_rate(recipe.optimizer, recipe.batch_size)
+
+
+def test_deep_nesting_is_refused():
+    with pytest.raises(RecipeError, match="not valid YAML"):
+        load_recipe(None, ["model.kwargs=" + "[" * 20_000 + "]" * 20_000])

@@ -10,7 +10,7 @@ from saccade.data.synthetic.scenes import SceneObjects
 from saccade.engine.evaluate import check_num_classes
 from saccade.engine.train import assemble
 from saccade.models.card import Card, Preprocess
-from saccade.tasks.evaluators import ClassEvaluator, ObjectEvaluator, detection_quality, has_masks
+from saccade.tasks.evaluators import ClassEvaluator, LabelEvaluator, ObjectEvaluator, detection_quality, has_masks
 from tests.engine.tasks.test_detect import recipe
 
 
@@ -91,3 +91,30 @@ def test_detection_quality():
     assert detection_quality(true[:0], true) == 0.0
     assert detection_quality(true[:0], true[:0]) == 1.0
     assert detection_quality(true, true[:0]) == 0.0
+
+
+class Ranks(torch.nn.Module):
+    """Brighter images have larger scores, the same for three classes."""
+
+    def forward(self, images):
+        return images.flatten(1).mean(1, keepdim=True).expand(-1, 3)
+
+
+def test_label_evaluator_matches_average_precision_by_hand():
+    """Class 0 is right at ranks 1 and 3, class 1 at ranks 2 and 4, class 2 nowhere and left out."""
+    images = torch.tensor([250, 200, 150, 100], dtype=torch.uint8).view(4, 1, 1, 1).expand(4, 3, 4, 4)
+    labels = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 0, 0], [0, 1, 0]])
+    evaluator = LabelEvaluator(3, Preprocess(4, (0.5,) * 3, (0.25,) * 3))
+    batches = [Batch(images[i::2], labels[i::2], torch.arange(4)[i::2], []) for i in (0, 1)]
+    evaluation = evaluator.evaluate(Ranks(), batches)
+    first, second = (1 / 1 + 2 / 3) / 2, (1 / 2 + 2 / 4) / 2
+    assert evaluation.per_class == [pytest.approx(100 * first), pytest.approx(100 * second), None]
+    assert evaluation.metrics["map"] == pytest.approx(50 * (first + second))
+    precision, recall = (2 / 3, 1 / 3), (1, 1 / 2)  # the darkest image is below 0.5
+    f1 = [2 * p * r / (p + r) for p, r in zip(precision, recall, strict=True)]
+    assert evaluation.metrics["f1"] == pytest.approx(100 * sum(f1) / 2)
+    logits = (images[:, 0, 0, 0].float() / 255 - 0.5) / 0.25
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits[:, None].expand(4, 3), labels)
+    assert evaluation.metrics["loss"] == pytest.approx(float(expected))
+    assert evaluation.images["indices"].tolist() == [0, 2, 1, 3]
+    assert evaluation.images["scores"].shape == (4, 3)

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torchvision.ops import sigmoid_focal_loss
 
-from saccade.tasks.losses import balanced_weights, class_loss, dice_loss
+from saccade.tasks.losses import balanced_weights, class_loss, dice_loss, label_loss, positive_weights
 from saccade.tasks.segmentation import pixel_loss
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -72,3 +73,15 @@ def test_balanced_weights_give_every_class_the_same_total():
     weights, counts = balanced_weights(torch.tensor([10, 30, 0, 60])), torch.tensor([10, 30, 0, 60])
     torch.testing.assert_close(weights * counts, torch.tensor([100.0, 100.0, 0.0, 100.0]) / 3)
     assert weights[2] == 1
+
+
+@pytest.mark.parametrize("targets", [F.one_hot(LABELS, 3).float(), torch.rand(6, 3, generator=GENERATOR)])
+def test_label_loss_matches_torch_and_torchvision(targets):
+    loss = torch.nn.BCEWithLogitsLoss(pos_weight=WEIGHT)
+    torch.testing.assert_close(label_loss(LOGITS, targets, WEIGHT).mean(), loss(LOGITS, targets))
+    focal = sigmoid_focal_loss(LOGITS, targets, alpha=-1, gamma=2.0, reduction="mean")
+    torch.testing.assert_close(label_loss(LOGITS, targets, focal_gamma=2.0).mean(), focal)
+
+
+def test_positive_weights_balance_present_and_absent():
+    assert positive_weights(torch.tensor([2, 8, 0]), 10).tolist() == [4.0, 0.25, 1.0]

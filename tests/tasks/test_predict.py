@@ -283,3 +283,15 @@ def test_options_are_the_documented_ones():
     assert PredictOptions._fields == (
         "size", "top", "embed", "views", "threshold", "window", "stride", "scales", "flip", "every",
     )  # fmt: skip
+
+
+def test_threshold_of_a_multi_label_prediction_can_be_changed(photos):
+    model = saccade.create_model("vt_nano", num_classes=2).eval()
+    model.card = card_of(model)._replace(multi_label=True, classes=["a", "b"])
+    prediction = saccade.predict(model, photos[0], threshold=0.0)[0]
+    assert prediction.labels == ["a", "b"]
+    assert prediction.above(1.0).labels == []
+    assert str(prediction.above(1.0)).startswith(f"{photos[0].name}: no label (")
+    single = saccade.predict(saccade.create_model("vt_nano", num_classes=2), photos[0])[0]
+    with pytest.raises(ValueError, match="expected a prediction of a multi-label model"):
+        single.above(0.5)

@@ -23,7 +23,7 @@ from saccade.data.open.splits import (
     eval_split,
     train_split,
 )
-from saccade.data.sources.base import DataError, Subset, check_labels, hold_out, limited
+from saccade.data.sources.base import DataError, Subset, check_labels, hold_out, is_multi_label, limited
 from saccade.data.sources.masks import check_masks
 
 __all__ = [
@@ -100,7 +100,8 @@ def match_classes(source: Any, classes: list[str]) -> Any:
     """The source with labels that index `classes`, matched by name. Names that are indices only match by index."""
     if source.classes == classes:
         return source
-    if hasattr(source, "labels") and len(source.classes) <= len(classes) and all(map(str.isdigit, source.classes)):
+    by_index = hasattr(source, "labels") and not is_multi_label(source)
+    if by_index and len(source.classes) <= len(classes) and all(map(str.isdigit, source.classes)):
         source.classes = classes
         return source
     if unknown := [name for name in source.classes if name not in classes]:
@@ -114,6 +115,10 @@ def match_classes(source: Any, classes: list[str]) -> Any:
         )
     relabelled = Subset(source, np.arange(len(source)))
     relabelled.classes = classes
+    if is_multi_label(source):
+        relabelled.labels = np.zeros((len(source), len(classes)), dtype=bool)
+        relabelled.labels[:, [classes.index(name) for name in source.classes]] = source.labels
+        return relabelled
     for label, name in enumerate(source.classes):
         relabelled.labels[source.labels == label] = classes.index(name)
     return relabelled

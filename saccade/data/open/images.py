@@ -18,8 +18,9 @@ from saccade.data.open.splits import (
     files_matching,
     group_files,
 )
-from saccade.data.sources.base import DataError
+from saccade.data.sources.base import DataError, with_label_kind
 from saccade.data.sources.folder import FolderSource
+from saccade.data.sources.lists import LIST_SUFFIXES, ImageList, find_list
 from saccade.data.sources.shards import ShardSource
 from saccade.data.sources.table import TableSource, saved_dataset_files
 from saccade.data.sources.unlabelled import UnlabelledFolder, UnlabelledTable
@@ -27,19 +28,36 @@ from saccade.data.sources.videos import VideoFolder, VideoList
 from saccade.data.synthetic.motions import MOTIONS, MotionSet
 from saccade.data.synthetic.scenes import Scenes
 
-LIST_SUFFIXES = (".csv", ".tsv", ".txt")
-
 
 def find_splits(
     path: str | Path,
     image_column: str | None = None,
     label_column: str | None = None,
+    multi_label: bool | None = None,
     scenes: int = 2048,
     size: int = 64,
 ) -> dict[str, Opener]:
-    """Labelled images. `scenes` (number of training images) and `size` are for the embedded dataset."""
+    """Labelled images. `scenes` (number of training images) and `size` are for the embedded dataset.
+
+    `multi_label` true makes single labels multi-hot, false expects one label per image, None takes them as they are.
+    """
     table = partial(TableSource, image_column=image_column, label_column=label_column)
-    return _find(path, table, FolderSource, scenes, size)
+    if Path(path).suffix in LIST_SUFFIXES and Path(path).is_file():
+        return _with_label_kind({"all": partial(ImageList, path)}, multi_label)
+    return _with_label_kind(_find(path, table, _open_folder, scenes, size), multi_label)
+
+
+def _open_folder(root: Path, classes: list[str] | None = None) -> Any:
+    """The images of labels.csv, labels.tsv or labels.jsonl, or else one sub-folder per class."""
+    file = find_list(root, "labels")
+    return FolderSource(root, classes) if file is None else ImageList(file, classes)
+
+
+def _with_label_kind(splits: dict[str, Opener], multi_label: bool | None) -> dict[str, Opener]:
+    def opener(split: str, classes: list[str] | None = None) -> Any:
+        return with_label_kind(splits[split](classes=classes), multi_label)
+
+    return {split: partial(opener, split) for split in splits}
 
 
 def find_unlabelled_splits(
@@ -85,18 +103,28 @@ def _find_in_files(files: list[str], table: Opener, location: str) -> dict[str, 
 
 
 def find_video_splits(
-    path: str | Path, motions: int = 4096, size: int = 64, frames: int = 8, **_: Any
+    path: str | Path,
+    multi_label: bool | None = None,
+    motions: int = 4096,
+    size: int = 64,
+    frames: int = 8,
+    **_: Any,
 ) -> dict[str, Opener]:
     """Labelled videos. `motions` (number of training clips), `size` and `frames` are for the embedded dataset."""
+    return _with_label_kind(_find_videos(path, motions, size, frames), multi_label)
+
+
+def _find_videos(path: str | Path, motions: int, size: int, frames: int) -> dict[str, Opener]:
     if str(path) == EMBEDDED_VIDEOS:
         return embedded_splits(MotionSet, motions, max(len(MOTIONS), motions // 4), size, frames)
     path = Path(path)
     check_exists(path, "class folders of videos, a CSV list of files", EMBEDDED_VIDEOS)
+    suffixes = (*LIST_SUFFIXES, ".txt")
     if path.is_file():
-        if path.suffix not in LIST_SUFFIXES:
-            raise DataError(f"expected a list of videos ({', '.join(LIST_SUFFIXES)}) or a folder, got {path}.")
+        if path.suffix not in suffixes:
+            raise DataError(f"expected a list of videos ({', '.join(suffixes)}) or a folder, got {path}.")
         return {"all": partial(VideoList, path)}
-    lists = {file.stem.lower(): file for suffix in LIST_SUFFIXES for file in sorted(path.glob(f"*{suffix}"))}
+    lists = {file.stem.lower(): file for suffix in suffixes for file in sorted(path.glob(f"*{suffix}"))}
     if names := [name for name in TRAIN_NAMES + EVAL_NAMES if name in lists]:
         return {name: partial(VideoList, lists[name]) for name in names}
     folders = [name for name in TRAIN_NAMES + EVAL_NAMES if (path / name).is_dir()]

@@ -22,7 +22,7 @@ class Source(Protocol):
     """Labelled images or videos, read by index."""
 
     classes: list[str]
-    labels: np.ndarray  # (N,) int64
+    labels: np.ndarray  # (N,) int64; multi-label: (N, K) bool, any number of classes per sample
 
     def __len__(self) -> int: ...
 
@@ -77,7 +77,7 @@ class Subset:
 
 
 def hold_out(source: Any, fraction: float, seed: int = 0) -> tuple[Subset, Subset]:
-    """Training and validation subsets. `fraction` is held out: of each class if the samples have labels."""
+    """Training and validation subsets. `fraction` is held out: of each class if every sample has one label."""
     if not 0 < fraction < 1:
         raise DataError(f"expected val_fraction between 0 and 1, got {fraction}.")
     order = np.random.default_rng(seed).permutation(len(source))
@@ -92,7 +92,7 @@ def hold_out(source: Any, fraction: float, seed: int = 0) -> tuple[Subset, Subse
 def limited(source: Any, count: int | None, seed: int = 0) -> Any:
     """At most `count` samples of a source, the same for the same seed; None for all.
 
-    With labels every class has the same number of samples, as far as there are enough.
+    With one label per sample every class has the same number of them, as far as there are enough.
     """
     if count is None or count >= len(source):
         return source
@@ -108,8 +108,8 @@ def limited(source: Any, count: int | None, seed: int = 0) -> Any:
 
 
 def _groups(source: Any, order: np.ndarray) -> dict[str, np.ndarray]:
-    """The indices `order` by class if the samples have labels, else in one group."""
-    if not hasattr(source, "labels"):
+    """The indices `order` by class if every sample has one label, else in one group."""
+    if not hasattr(source, "labels") or is_multi_label(source):
         return {"the dataset": order}
     groups = {f"class {name!r}": order[source.labels[order] == label] for label, name in enumerate(source.classes)}
     return {name: members for name, members in groups.items() if len(members)}
@@ -120,17 +120,13 @@ def check_labels(source: Source, role: str = "training") -> None:
     classes = source.classes
     if not len(source):
         raise DataError(f"the {role} set is empty.")
-    invalid = np.flatnonzero((source.labels < 0) | (source.labels >= len(classes)))
-    if len(invalid):
-        label = int(source.labels[invalid[0]])
-        hint = " Label -1 marks images without a label: choose a labelled split." if label == -1 else ""
-        raise DataError(
-            f"{len(invalid)} labels of the {role} set are out of range: {source.name(int(invalid[0]))} has {label}, "
-            f"expected 0 to {len(classes) - 1}.{hint}"
-        )
+    if not is_multi_label(source):
+        _check_range(source, role)
+    elif not source.labels.any():
+        raise DataError(f"no image of the {role} set has a label, so there is no average precision. Add some.")
     if role != "training":
         return
-    counts = np.bincount(source.labels, minlength=len(classes))
+    counts = count_labels(source)
     if (counts > 0).sum() < 2:
         raise DataError(
             f"the {role} set has only one class ({classes[int(counts.argmax())]!r}). "
@@ -139,6 +135,48 @@ def check_labels(source: Source, role: str = "training") -> None:
     if empty := [name for name, count in zip(classes, counts, strict=True) if not count]:
         names = ", ".join(repr(name) for name in empty[:5]) + (", ..." if len(empty) > 5 else "")
         _logger.warning("%d of %d classes have no training images: %s", len(empty), len(classes), names)
+
+
+def is_multi_label(source: Any) -> bool:
+    """Whether samples have any number of labels."""
+    return hasattr(source, "labels") and source.labels.ndim == 2
+
+
+def count_labels(source: Source) -> np.ndarray:
+    """Number of samples per class (K,)."""
+    if is_multi_label(source):
+        return source.labels.sum(0)
+    return np.bincount(source.labels, minlength=len(source.classes))
+
+
+def with_label_kind(source: Any, multi_label: bool | None) -> Any:
+    """The source with multi-hot labels (true), with one label per sample (false), or as it is (None)."""
+    if multi_label is None or multi_label == is_multi_label(source):
+        return source
+    if multi_label:
+        _check_range(source, "labelled")
+        source.labels = source.labels[:, None] == np.arange(len(source.classes))
+        return source
+    counts = source.labels.sum(1)
+    if len(other := np.flatnonzero(counts != 1)):
+        raise DataError(
+            f"expected one label per image, got {counts[other[0]]} for {source.name(int(other[0]))} ({len(other)} such "
+            "images). Use a multi-label model, or leave out data.multi_label=false."
+        )
+    source.labels = source.labels.argmax(1).astype(np.int64)
+    return source
+
+
+def _check_range(source: Source, role: str) -> None:
+    classes = source.classes
+    invalid = np.flatnonzero((source.labels < 0) | (source.labels >= len(classes)))
+    if len(invalid):
+        label = int(source.labels[invalid[0]])
+        hint = " Label -1 marks images without a label: choose a labelled split." if label == -1 else ""
+        raise DataError(
+            f"{len(invalid)} labels of the {role} set are out of range: {source.name(int(invalid[0]))} has {label}, "
+            f"expected 0 to {len(classes) - 1}.{hint}"
+        )
 
 
 def read_class_names(folder: Path) -> list[str] | None:
@@ -169,6 +207,27 @@ def index_labels(labels: list[str], classes: list[str] | None, where: str) -> tu
     check_known_classes(set(labels), names, where)
     index = {name: i for i, name in enumerate(names)}
     return names, np.asarray([index[label] for label in labels], dtype=np.int64)
+
+
+def index_label_lists(
+    lists: Sequence[Sequence[str | int]], classes: list[str] | None, where: str
+) -> tuple[list[str], np.ndarray]:
+    """Class names and multi-hot labels (N, K) of lists of names or of indices."""
+    flat = [label for labels in lists for label in labels]
+    if not flat and not classes:
+        raise DataError(f"expected labels in {where}, got only empty lists.")
+    if all(isinstance(label, int) and not isinstance(label, bool) for label in flat):
+        indices = np.asarray(flat, dtype=np.int64)
+        names = classes or numbered_classes(indices, where)
+        if len(invalid := indices[(indices < 0) | (indices >= len(names))]):
+            raise DataError(f"expected labels from 0 to {len(names) - 1} in {where}, got {invalid[0]}.")
+    elif all(isinstance(label, str) for label in flat):
+        names, indices = index_labels([str(label) for label in flat], classes, where)
+    else:
+        raise DataError(f"expected lists of class names or of indices as labels in {where}, got both or neither.")
+    labels = np.zeros((len(lists), len(names)), dtype=bool)
+    labels[np.repeat(np.arange(len(lists)), [len(labels) for labels in lists]), indices] = True
+    return list(names), labels
 
 
 def check_known_classes(names: set[str], classes: list[str], where: str) -> None:

@@ -1,7 +1,7 @@
 """Images in Parquet files (Hugging Face convention), and in Hugging Face datasets saved to disk.
 
-An image is a struct {bytes, path} with the encoded file, plain bytes or a path; a label is an integer or a string. The
-metadata of the schema says which column is which. Only pyarrow is needed.
+An image is a struct {bytes, path} with the encoded file, plain bytes or a path; a label is an integer, a string
+or a list of either (multi-label). The metadata of the schema says which column is which. Only pyarrow is needed.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from PIL import Image
 from saccade._extras import require
 from saccade._files import replaced_file
 from saccade.data.decode.image import BadImage, read_image
-from saccade.data.sources.base import DataError, index_labels, numbered_classes
+from saccade.data.sources.base import DataError, index_label_lists, index_labels, numbered_classes
 from saccade.weights.download import home
 
 MAX_IN_MEMORY = 4 * 2**30  # Parquet files of up to this total size (compressed) are read into memory
@@ -97,8 +97,7 @@ class TableSource:
         self.image_column = choose_column(schema, "image", image_column)
         self.label_column = choose_column(schema, "label", label_column)
         labels = read_column(self.files, self.label_column)
-        feature = read_features(schema).get(self.label_column)
-        feature = feature if isinstance(feature, dict) else {}
+        feature = class_feature(read_features(schema).get(self.label_column))
         self._images = EncodedColumn(self.files, self.image_column)
         self.classes, self.labels = _index_label_column(labels, feature, classes, self.files[0])
 
@@ -143,6 +142,15 @@ def read_features(schema: Any) -> dict[str, Any]:
     return features if isinstance(features, dict) else {}
 
 
+def class_feature(feature: Any) -> dict[str, Any]:
+    """Hugging Face's description of a column, of the elements if it is a list; {} if there is none."""
+    if isinstance(feature, list):  # how older files describe a list
+        feature = feature[0] if feature else {}
+    elif isinstance(feature, dict) and feature.get("_type") in ("Sequence", "List", "LargeList"):
+        feature = feature.get("feature")
+    return feature if isinstance(feature, dict) else {}
+
+
 def choose_column(schema: Any, role: str, requested: str | None) -> str:
     """The requested column, else the one that Hugging Face's metadata names, else one with a common name."""
     if requested is not None:
@@ -153,7 +161,7 @@ def choose_column(schema: Any, role: str, requested: str | None) -> str:
     described = [
         name
         for name, feature in read_features(schema).items()
-        if isinstance(feature, dict) and feature.get("_type") == FEATURE_TYPES.get(role, "") and name in schema.names
+        if class_feature(feature).get("_type") == FEATURE_TYPES.get(role, "") and name in schema.names
     ]
     candidates = [name for name in common if name in described] or described or common
     if not candidates:
@@ -180,8 +188,9 @@ def read_column(files: Sequence[str], column: str) -> Any:
 def _index_label_column(
     labels: Any, feature: dict[str, Any], classes: list[str] | None, file: str
 ) -> tuple[list[str], np.ndarray]:
-    """Class names and indices (N,) of integer or string labels."""
+    """Class names and indices (N,) of integer or string labels, or multi-hot labels (N, K) of lists of them."""
     pa = require("pyarrow", "train")
+    is_list = any(getattr(pa.types, f"is_{kind}")(labels.type) for kind in ("list", "large_list", "fixed_size_list"))
 
     if labels.null_count:
         raise DataError(f"{labels.null_count} rows of {file} have no label.")
@@ -194,7 +203,9 @@ def _index_label_column(
             return index_labels(labels.to_pylist(), classes or None, file)
         except UnicodeDecodeError as error:
             raise DataError(f"expected labels in UTF-8 in {file}, got {error}.") from error
-    raise DataError(f"expected labels of type integer or string in {file}, got {labels.type}.")
+    if is_list and (pa.types.is_integer(labels.type.value_type) or pa.types.is_string(labels.type.value_type)):
+        return index_label_lists(labels.to_pylist(), feature.get("names") or classes, file)
+    raise DataError(f"expected labels of type integer, string or lists of them in {file}, got {labels.type}.")
 
 
 def _open_encoded(files: list[str], column: str) -> Any:

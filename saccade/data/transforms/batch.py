@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from timm.data.mixup import Mixup
 from torch import Tensor
 
 GEOMETRIC_OPS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
@@ -229,6 +230,14 @@ COLOUR_OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "equalize": lambda pixels, magnitude: equalize(pixels),
 }
 OPS = ("identity", *GEOMETRIC_OPS, *COLOUR_OPS)
+
+
+class MultiHotMixup(Mixup):
+    """timm's mixup and cutmix of batches for multi-hot targets (B, K), which are mixed in the same ratio."""
+
+    def __call__(self, x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        ratio = self._mix_batch(x)
+        return x, ratio * target + (1 - ratio) * target.flip(0)
 
 
 def random_erase(images: Tensor, probability: float, generator: torch.Generator) -> Tensor:

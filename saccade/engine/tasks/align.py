@@ -3,46 +3,19 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from saccade._extras import require
-from saccade.data.loader import Batch, seed_all
+from saccade.data.loader import seed_all
 from saccade.engine.loaders import open_sources
 from saccade.engine.module import TrainingSetup
 from saccade.engine.recipe import Distill, Recipe, RecipeError
-from saccade.engine.tasks.classify import ClassificationModule
+from saccade.engine.tasks.classify import ClassificationModule, saved_preprocess, train_preprocess
 from saccade.inference.compile import compile_options
-from saccade.models.card import Preprocess
 from saccade.models.checkpoint import load_checkpoint
 from saccade.models.sparseformer_v2 import bootstrap
 from saccade.tasks.distillation import Teacher, alignment_loss, final_features, load_teacher_model
-from saccade.tasks.evaluators import Evaluation, Evaluator
+from saccade.tasks.evaluators import AlignmentEvaluator
 from saccade.tasks.load import card_of
-from saccade.tasks.predict import normalize_pixels
-
-
-class AlignmentEvaluator(Evaluator):
-    """Mean cosine similarity with the teacher's final token, and images with its most probable class."""
-
-    columns = ("indices",)
-
-    def __init__(self, teacher: Teacher, preprocess: Preprocess, sync: bool = False):
-        super().__init__(sync, agreement=require("torchmetrics", "train").MeanMetric(sync_on_compute=sync))
-        self.teacher, self.preprocess = teacher, preprocess
-
-    def update(self, model: nn.Module, batch: Batch) -> None:
-        images = normalize_pixels(batch.images.to(self.metrics["loss"].device), self.preprocess)
-        ours, theirs = final_features(model, images), self.teacher.features(images)
-        owners: Any = ((model, ours), (self.teacher.model, theirs))
-        classes = [owner.get_classifier()(tokens).argmax(1) for owner, tokens in owners]
-        self.metrics["loss"].update(alignment_loss(ours, theirs), len(images))
-        self.metrics["agreement"].update((classes[0] == classes[1]).float())
-        self.images.append({"indices": batch.indices})
-
-    def compute(self) -> Evaluation:
-        loss, agreement = self.mean_loss(), float(self.metrics["agreement"].compute())
-        metrics = {"loss": loss, "cosine": 100 * (1 - loss), "agreement": 100 * agreement}
-        return Evaluation(metrics, [], None, self.image_values())
 
 
 class AlignmentModule(ClassificationModule):
@@ -56,7 +29,7 @@ class AlignmentModule(ClassificationModule):
     @classmethod
     def assemble(cls, recipe: Recipe) -> TrainingSetup:
         check(recipe)
-        data, distill, kwargs = recipe.data, recipe.distill, dict(recipe.model.kwargs)
+        distill, kwargs = recipe.distill, dict(recipe.model.kwargs)
         if recipe.regularize.drop_path:
             kwargs["drop_path_rate"] = recipe.regularize.drop_path
         source = load_teacher_model(str(distill.teacher), **distill.kwargs)
@@ -66,18 +39,11 @@ class AlignmentModule(ClassificationModule):
         except (TypeError, ValueError) as error:
             raise RecipeError(f"distill.features: {error}") from error
         card: Any = model.card
-        preprocess = card.preprocess._replace(
-            size=data.image_size or card.preprocess.size,
-            crop_pct=data.crop_pct or card.preprocess.crop_pct,
-            interpolation=data.interpolation,
-        )
+        preprocess = train_preprocess(card.preprocess, recipe)
         sources = open_sources(recipe, preprocess.size)
         if recipe.model.checkpoint:
             load_checkpoint(model, recipe.model.checkpoint)
-        val_preprocess = preprocess._replace(size=data.val_size or preprocess.size)
-        if sources.val_memory is not None:
-            val_preprocess = val_preprocess._replace(crop_pct=1.0)  # cached images are not cropped
-        card = card._replace(name=recipe.model.name, preprocess=val_preprocess)
+        card = card._replace(name=recipe.model.name, preprocess=saved_preprocess(preprocess, recipe, sources))
         model.card = card  # type: ignore[assignment] # nn.Module declares tensors and modules only
         return TrainingSetup(model, card, sources, preprocess)
 
@@ -99,8 +65,7 @@ class AlignmentModule(ClassificationModule):
 
     def make_evaluator(self, sync: bool) -> AlignmentEvaluator:
         assert isinstance(self.teacher, Teacher)
-        preprocess = self.preprocess._replace(size=self.recipe.data.val_size or self.preprocess.size)
-        return AlignmentEvaluator(self.teacher, preprocess, sync)
+        return AlignmentEvaluator(self.teacher, self.val_preprocess, sync)
 
 
 def check(recipe: Recipe) -> None:

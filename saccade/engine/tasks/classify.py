@@ -1,7 +1,8 @@
 """Training of classifiers of images or clips: cross-entropy, optional distillation, accuracy."""
 
+import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from timm.data.mixup import Mixup
@@ -10,19 +11,22 @@ from torch import Tensor, nn
 
 from saccade.data.decode.video import middle_frame
 from saccade.data.loader import Batch, seed_all
+from saccade.data.sources.base import count_labels
 from saccade.data.synthetic.motions import MotionSet
 from saccade.data.transforms.batch import BatchAugment, Policy, normalize, random_erase
-from saccade.engine.loaders import Loaders, Partition, augment_options, image_loaders, open_sources
+from saccade.engine.loaders import Loaders, Partition, Sources, augment_options, image_loaders, open_sources
 from saccade.engine.module import TrainingModule, TrainingSetup
 from saccade.engine.recipe import Recipe, RecipeError
 from saccade.inference.compile import compile_options
-from saccade.models.card import Card, preprocess_of
+from saccade.models.card import Card, Preprocess, preprocess_of
 from saccade.models.registry import embedded_tag
 from saccade.reports.page import Thumbnail, image_figure
 from saccade.tasks.classification import build_classifier
 from saccade.tasks.distillation import Teacher, TeacherEnsemble, distillation_loss, load_teacher
 from saccade.tasks.evaluators import ClassEvaluator, Evaluator
-from saccade.tasks.losses import class_loss
+from saccade.tasks.losses import balanced_weights, class_loss
+
+_logger = logging.getLogger(__name__)
 
 
 class ClassificationModule(TrainingModule):
@@ -34,6 +38,7 @@ class ClassificationModule(TrainingModule):
     class_metric = "Accuracy"
     example_titles = ("Errors with the highest loss", "Most confident correct predictions")
     num_examples, example_side = 12, 108
+    mixup: ClassVar[type[Mixup]] = Mixup
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -41,9 +46,7 @@ class ClassificationModule(TrainingModule):
         num_classes, augment = len(self.sources.classes), recipe.augment
         # A dict, so that Lightning neither saves nor counts its parameters
         self._unregistered = {"teacher": self.load_teacher()}
-        self.weight = self.class_weights(
-            lambda: torch.from_numpy(self.sources.train.labels).bincount(minlength=num_classes)
-        )
+        self.weight = self.class_weights()
         self.augment = None
         if self.sources.train_memory is not None:
             policy = Policy.parse(augment.auto_augment)
@@ -53,7 +56,10 @@ class ClassificationModule(TrainingModule):
         if augment.mixup or augment.cutmix:
             odds = {"prob": augment.mix_prob, "switch_prob": augment.mix_switch, "num_classes": num_classes}
             smoothing = recipe.regularize.label_smoothing
-            self.mix = Mixup(augment.mixup, augment.cutmix, label_smoothing=smoothing, **odds)
+            self.mix = self.mixup(augment.mixup, augment.cutmix, label_smoothing=smoothing, **odds)
+
+    def balanced_weights(self) -> Tensor:
+        return balanced_weights(torch.from_numpy(count_labels(self.sources.train)))
 
     def load_teacher(self) -> Teacher | TeacherEnsemble | None:
         """Return the teacher of the recipe, whose classes are those of the data."""
@@ -85,23 +91,20 @@ class ClassificationModule(TrainingModule):
         except TypeError as error:
             raise RecipeError(f"{options.name} cannot be created with {kwargs}: {error}") from error
         data = recipe.data
-        preprocess = default._replace(
-            size=data.image_size or default.size,
-            crop_pct=data.crop_pct or default.crop_pct,
-            interpolation=data.interpolation,
-        )
+        preprocess = train_preprocess(default, recipe)
         if recipe.task == "video":
             frames = data.frames or default.frames if default.frames else 1  # image models get the middle frame
             preprocess = preprocess._replace(frames=frames, stride=data.stride)
         elif preprocess.frames:
             raise RecipeError(f"{options.name} takes clips. Train it with task: video (--set task=video).")
         sources = open_sources(recipe, preprocess.size, preprocess.frames)
+        if sources.multi_label:
+            check_multi_label(recipe)
         seed_all(recipe.seed)
         model = build_classifier(options.name, len(sources.classes), options.checkpoint, options.pretrained, **kwargs)
-        val_preprocess = preprocess._replace(size=data.val_size or preprocess.size)
-        if sources.val_memory is not None or isinstance(sources.val, MotionSet):
-            val_preprocess = val_preprocess._replace(crop_pct=1.0)  # cached images and rendered clips are not cropped
-        card = Card(options.name, len(sources.classes), dict(options.kwargs), sources.classes, val_preprocess)
+        saved = saved_preprocess(preprocess, recipe, sources)
+        card = Card(options.name, len(sources.classes), dict(options.kwargs), sources.classes, saved)
+        card = card._replace(multi_label=sources.multi_label)
         return TrainingSetup(model, card, sources, preprocess)
 
     def compile_model(self, mode: str | None) -> None:
@@ -150,8 +153,11 @@ class ClassificationModule(TrainingModule):
         return distill.weight * distillation + (1 - distill.weight) * loss
 
     def make_evaluator(self, sync: bool) -> Evaluator:
-        preprocess = self.preprocess._replace(size=self.recipe.data.val_size or self.preprocess.size)
-        return ClassEvaluator(len(self.sources.classes), preprocess, sync=sync)
+        return ClassEvaluator(len(self.sources.classes), self.val_preprocess, sync=sync)
+
+    @property
+    def val_preprocess(self) -> Preprocess:
+        return self.preprocess._replace(size=self.recipe.data.val_size or self.preprocess.size)
 
     def rank_examples(self, images: dict[str, Tensor]) -> tuple[list[int], list[int]]:
         """Return the errors with the highest loss, and the correct predictions with the lowest."""
@@ -164,3 +170,29 @@ class ClassificationModule(TrainingModule):
         note = "" if predicted == label else f"true: {label}"
         image = middle_frame(source.read(index))
         return [image_figure(image, source.name(index), f"{predicted} {values['confidence']:.0%}", note)]
+
+
+def train_preprocess(default: Preprocess, recipe: Recipe) -> Preprocess:
+    """Return the model's default preprocessing with the values of the recipe."""
+    data = recipe.data
+    size, crop_pct = data.image_size or default.size, data.crop_pct or default.crop_pct
+    return default._replace(size=size, crop_pct=crop_pct, interpolation=data.interpolation)
+
+
+def saved_preprocess(preprocess: Preprocess, recipe: Recipe, sources: Sources) -> Preprocess:
+    """Return the preprocessing of validation, which the card describes."""
+    not_cropped = sources.val_memory is not None or isinstance(sources.val, MotionSet)  # cached images, rendered clips
+    size, crop_pct = recipe.data.val_size or preprocess.size, 1.0 if not_cropped else preprocess.crop_pct
+    return preprocess._replace(size=size, crop_pct=crop_pct)
+
+
+def check_multi_label(recipe: Recipe) -> None:
+    """Say once that labels are lists; raise for keys that need one label per image."""
+    refused = {
+        "regularize.label_smoothing": recipe.regularize.label_smoothing,
+        "distill.teacher": recipe.distill.teacher,
+    }
+    if keys := ", ".join(key for key, value in refused.items() if value):
+        raise RecipeError(f"{keys}: expected one label per image, got lists of labels. Leave out {keys}.")
+    if recipe.data.multi_label is None:
+        _logger.warning("the labels are lists: training a multi-label model, with binary cross-entropy and mAP.")

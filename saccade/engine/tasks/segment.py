@@ -22,6 +22,7 @@ from saccade.engine.recipe import Recipe
 from saccade.inference.compile import compile_options
 from saccade.reports.page import Thumbnail, image_figure
 from saccade.tasks.evaluators import MaskEvaluator
+from saccade.tasks.losses import balanced_weights
 from saccade.tasks.segmentation import IGNORE_INDEX, Segmenter, create_segmenter, pixel_loss
 from saccade.tasks.segmentation_drawing import class_colours, overlay_labels
 from saccade.tasks.segmentation_inference import InferenceOptions
@@ -42,7 +43,7 @@ class SegmentationModule(TrainingModule):
     def __init__(self, *args: Any):
         super().__init__(*args)
         recipe, classes = self.recipe, self.sources.classes
-        regularize, weight = recipe.regularize, self.class_weights(self.count_pixels)
+        regularize, weight = recipe.regularize, self.class_weights()
         if weight is not None or regularize.focal_gamma or regularize.dice:
             options = {"weight": weight, "focal_gamma": regularize.focal_gamma, "dice": regularize.dice}
             self.model.pixel_loss = partial(pixel_loss, **options)
@@ -96,13 +97,13 @@ class SegmentationModule(TrainingModule):
             accuracy = ((labels == sampled) & valid).sum() / valid.sum().clamp(min=1)
         return torch.stack(list(losses.values())).sum(), accuracy
 
-    def count_pixels(self) -> Tensor:
-        """Return the number of pixels per class (K,) in up to 256 masks."""
+    def balanced_weights(self) -> Tensor:
+        """Return weights (K,) by the number of pixels in up to 256 masks."""
         source, num_classes = self.sources.train, len(self.sources.classes)
         counts = torch.zeros(256, dtype=torch.long)
         for index in np.linspace(0, len(source) - 1, min(256, len(source)), dtype=int).tolist():
             counts += torch.from_numpy(source.read_mask(index)).flatten().bincount(minlength=256)
-        return counts[:num_classes]
+        return balanced_weights(counts[:num_classes])
 
     def make_evaluator(self, sync: bool) -> MaskEvaluator:
         data = self.recipe.data

@@ -51,19 +51,22 @@ def classify_clusters(
     prepare: Callable[[Tensor], Tensor],
     class_index: int,
     batch_size: int = 20,
+    multi_label: bool = False,
 ) -> Clusters:
     """Classify the image (3, H, W) masked by each cluster (PaCa Eq. 8).
 
-    `prepare` normalises images (B, 3, H, W); the mask is applied before it, so masked pixels are black.
+    `prepare` normalises images (B, 3, H, W); the mask is applied before it, so masked pixels are black. A class is
+    predicted if it is the most probable one, by a `multi_label` model if its own probability is at least 0.5.
     """
     heat = heat_maps(expect_trace(step.trace, AssignmentTrace)).to(image.device)
     masks = threshold_masks(heat, (image.shape[1], image.shape[2]))
     probabilities, positive = [], []
     for batch in masks.split(batch_size):
-        logits = class_logits(model(prepare(image * batch[:, None])))
-        probabilities.append(logits.float().softmax(1)[:, class_index])
-        positive.append(logits.argmax(1) == class_index)
-    unmasked = class_logits(model(prepare(image[None]))).float().softmax(1)[0, class_index]
+        logits = class_logits(model(prepare(image * batch[:, None]))).float()
+        probabilities.append((logits.sigmoid() if multi_label else logits.softmax(1))[:, class_index])
+        positive.append(probabilities[-1] >= 0.5 if multi_label else logits.argmax(1) == class_index)
+    logits = class_logits(model(prepare(image[None]))).float()
+    unmasked = (logits.sigmoid() if multi_label else logits.softmax(1))[0, class_index]
     return Clusters(heat, masks, torch.cat(probabilities), torch.cat(positive), float(unmasked))
 
 

@@ -231,7 +231,7 @@ def _add_curves(
 
     def classify(images: Tensor) -> Tensor:
         logits = class_logits(subject.model(subject.prepare(images)))
-        return logits.float().softmax(1)[:, predicted].cpu()
+        return subject.probabilities(logits)[:, predicted].cpu()
 
     image = observation.view.image
     size = image.shape[1], image.shape[2]

@@ -5,7 +5,17 @@ import json
 import numpy as np
 import pytest
 
-from saccade.data.sources.base import DataError, Subset, check_labels, hold_out, limited, read_class_names
+from saccade.data.open import match_classes
+from saccade.data.sources.base import (
+    DataError,
+    Subset,
+    check_labels,
+    count_labels,
+    hold_out,
+    limited,
+    read_class_names,
+    with_label_kind,
+)
 from saccade.data.sources.folder import FolderSource
 from saccade.data.synthetic.motions import MotionSet
 from saccade.data.synthetic.scenes import SceneMasks
@@ -116,3 +126,43 @@ def test_class_names_with_gaps_raise(tmp_path):
     (tmp_path / "id2label.json").write_text(json.dumps({"0": "ant", "2": "bee"}))
     with pytest.raises(DataError, match=r"from 0 without gaps .*got \[0, 2\]"):
         read_class_names(tmp_path)
+
+
+def listed(labels):
+    """Images with lists of labels of three classes."""
+    source = Labels([], ["a", "b", "c"])
+    source.labels = np.asarray(labels)
+    return source
+
+
+def test_multi_label_sets_are_split_and_limited_without_classes():
+    labels = np.zeros((20, 3), dtype=bool)
+    labels[:, 0] = True
+    labels[:1, 1] = True  # a class with one image, which a split by class would refuse
+    train, val = hold_out(listed(labels), 0.25)
+    assert (len(train), len(val), train.labels.shape) == (15, 5, (15, 3))
+    assert len(limited(listed(labels), 7)) == 7
+    assert count_labels(listed(labels)).tolist() == [20, 1, 0]
+
+
+def test_label_kind_is_converted_or_refused():
+    single = with_label_kind(listed([2, 0]), True)
+    assert single.labels.tolist() == [[False, False, True], [True, False, False]]
+    assert with_label_kind(single, False).labels.tolist() == [2, 0]
+    with pytest.raises(DataError, match="expected one label per image, got 2 for sample 1"):
+        with_label_kind(listed([[True, False, False], [True, True, False]]), False)
+    with pytest.raises(DataError, match="1 labels of the labelled set are out of range: sample 0 has -1"):
+        with_label_kind(listed([-1, 0]), True)
+
+
+def test_multi_label_set_needs_two_classes():
+    with pytest.raises(DataError, match="only one class"):
+        check_labels(listed([[True, False, False]] * 3))
+    check_labels(listed([[True, False, False]] * 3), "validation")
+    with pytest.raises(DataError, match="no image of the validation set has a label"):
+        check_labels(listed([[False, False, False]] * 3), "validation")
+
+
+def test_classes_of_a_multi_label_set_are_matched_by_name():
+    source = match_classes(listed([[True, False, True]]), ["c", "x", "b", "a"])
+    assert source.labels.tolist() == [[True, False, False, True]]

@@ -89,7 +89,7 @@ def test_columns_are_chosen_by_request_then_metadata_then_name():
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [([None, 1], "1 rows of .* have no label"), ([0.5, 1.5], "labels of type integer or string in .*, got double")],
+    [([None, 1], "1 rows of .* have no label"), ([0.5, 1.5], "string or lists of them in .*, got double")],
 )
 def test_unusable_labels_raise(tmp_path, labels, message):
     with pytest.raises(DataError, match=message):
@@ -107,3 +107,46 @@ def test_dataset_saved_with_indices_mapping_raises(tmp_path):
     (tmp_path / "state.json").write_text(json.dumps(state))
     with pytest.raises(DataError, match=r"flatten_indices\(\)"):
         saved_dataset_files(tmp_path)
+
+
+CLASS_LABEL = {"_type": "ClassLabel", "names": ["cat", "dog", "fox"]}
+
+
+@pytest.mark.parametrize(
+    "feature",
+    [{"_type": "Sequence", "feature": CLASS_LABEL}, {"_type": "List", "feature": CLASS_LABEL}, [CLASS_LABEL]],
+)
+def test_lists_of_class_labels_are_multi_hot(tmp_path, feature):
+    labels = pa.array([[0, 2], [], [2]], pa.list_(pa.int64()))
+    metadata = json.dumps({"info": {"features": {"image": {"_type": "Image"}, "kinds": feature}}})
+    images = [{"bytes": png(i), "path": None} for i in range(3)]
+    rows = pa.table({"image": images, "label": [0, 0, 0], "kinds": labels})
+    pq.write_table(rows.replace_schema_metadata({"huggingface": metadata}), tmp_path / "a.parquet")
+    source = TableSource([tmp_path / "a.parquet"])
+    assert (source.label_column, source.classes) == ("kinds", ["cat", "dog", "fox"])
+    assert source.labels.astype(int).tolist() == [[1, 0, 1], [0, 0, 0], [0, 0, 1]]
+    assert grey(source, 2) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels", "classes"),
+    [
+        (pa.list_(pa.string()), [["b", "a"], ["c"]], ["a", "b", "c"]),
+        (pa.large_list(pa.int32()), [[1, 0], [2]], ["0", "1", "2"]),
+        (pa.list_(pa.int64(), 2), [[1, 0], [2, 2]], ["0", "1", "2"]),
+    ],
+)
+def test_lists_of_names_or_indices_are_multi_hot(tmp_path, kind, labels, classes):
+    source = TableSource([write_parquet(tmp_path / "a.parquet", pa.array(labels, kind))])
+    assert source.classes == classes
+    assert source.labels.astype(int).tolist() == [[1, 1, 0], [0, 0, 1]]
+
+
+def test_unusable_label_lists_raise(tmp_path):
+    lists = pa.array([[0, 3]], pa.list_(pa.int64()))
+    with pytest.raises(DataError, match=r"expected labels from 0 to 1 in .*, got 3"):
+        TableSource([write_parquet(tmp_path / "a.parquet", lists)], classes=["a", "b"])
+    with pytest.raises(DataError, match=r"integer, string or lists of them in .*, got list<.*double"):
+        TableSource([write_parquet(tmp_path / "b.parquet", pa.array([[0.5]]))])
+    with pytest.raises(DataError, match=r"1 rows of .* have no label"):
+        TableSource([write_parquet(tmp_path / "c.parquet", pa.array([[0], None]))])

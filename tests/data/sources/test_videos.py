@@ -5,7 +5,8 @@ import pytest
 
 from saccade.data.decode.video import VideoFile, write_video
 from saccade.data.sources.base import DataError
-from saccade.data.sources.videos import VideoFolder, VideoList, read_rows
+from saccade.data.sources.lists import read_rows
+from saccade.data.sources.videos import VideoFolder, VideoList
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from saccade.data.transforms.batch import (
     GEOMETRIC_OPS,
     OPS,
     BatchAugment,
+    MultiHotMixup,
     Policy,
     affine,
     apply_colour_ops,
@@ -243,3 +244,12 @@ def test_policy_parses_timm_notation(text, expected):
 def test_policy_rejects_policies_for_single_images():
     with pytest.raises(ValueError, match=r"expected 'trivial', 'rand-m9-n2' or '' .*, got 'original'"):
         Policy.parse("original")
+
+
+def test_multi_hot_mixup_mixes_images_and_labels_in_one_ratio():
+    images, labels = torch.eye(4).view(4, 1, 2, 2).clone(), torch.tensor([[1.0, 1], [0, 1], [0, 0], [1, 0]])
+    mixed, targets = MultiHotMixup(0.8, 0.0, num_classes=2)(images, labels)
+    ratio = mixed[0, 0, 0, 0]
+    assert 0 < ratio < 1
+    torch.testing.assert_close(mixed[3, 0, 0, 0], 1 - ratio)
+    torch.testing.assert_close(targets, ratio * labels + (1 - ratio) * labels.flip(0))
