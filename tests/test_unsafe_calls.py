@@ -127,9 +127,7 @@ def unsafe_calls(source: str) -> list[tuple[int, str]]:
             rules = [CONDITIONAL[name] for name in map(_full, names.of(node.func)) if name in CONDITIONAL]
             if rules and all(is_safe(keywords.get(keyword)) for keyword, is_safe in rules) and None not in keywords:
                 safe.add(id(node.func))
-            elif "shell" in keywords or rules or _is_unsafe_process(node, names):
-                findings.setdefault(node.lineno, ast.unparse(node))
-            elif any(_is_forbidden(name) for name in names.of(node.func)):
+            elif rules or "shell" in keywords or _is_unsafe_process(node, names) or _is_forbidden_call(node, names):
                 findings.setdefault(node.lineno, ast.unparse(node))
         elif isinstance(node, ast.Dict) and any("shell" in constant_text(key) for key in node.keys if key):
             findings.setdefault(node.lineno, ast.unparse(node))
@@ -151,6 +149,10 @@ def _is_forbidden(name: str) -> bool:
     if name.partition(".")[0] in SERIALISERS:
         return bool(module) and member not in PICKLE_ERRORS
     return _full(name) in FORBIDDEN
+
+
+def _is_forbidden_call(node: ast.Call, names: Names) -> bool:
+    return any(_is_forbidden(name) for name in names.of(node.func))
 
 
 def _is_unsafe_import(node: ast.Import | ast.ImportFrom) -> bool:
@@ -253,8 +255,7 @@ UNSAFE = [
     "y = require('yaml', 'train')\ny.load_all(text, loader)",
     "from yaml import UnsafeLoader as Loader\nread(text, Loader)",
 ]
-# Where files of others are read; two of them have an exception in ALLOWED.
-READERS = ["models/checkpoint.py", "engine/recipe.py", "data/decode/image.py", "data/decode/video.py", "web/uploads.py"]
+READERS = ["models/checkpoint.py", "engine/recipe.py"]  # with the exceptions
 
 
 @pytest.mark.parametrize("code", UNSAFE)
