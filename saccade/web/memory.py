@@ -24,7 +24,7 @@ def limit_arenas() -> None:
 def return_freed_memory() -> None:
     """Give freed memory back to the system; only where the C library is glibc.
 
-    Once a block of 32 MB has been freed, glibc keeps up to 64 MB of freed memory in every arena. Fixed thresholds
+    After a block of 32 MB has been freed, glibc keeps up to 64 MB of freed memory in every arena. Fixed thresholds
     would prevent that, but make a model of 224 px 17 % slower: activations would be mapped anew for every image.
     """
     if glibc := _glibc():
