@@ -1,8 +1,8 @@
 """Send hostile and valid uploads, mixed, to a server: `python -m tests.web.hostile_uploads --uploads 10000`.
 
-Valid images must return their own result, hostile ones a 4xx status. The server's memory after every tenth of the run is
-compared with that after the first, and the files it leaves are listed. Prints one line of JSON; exit code 1 if memory
-grew by more than 2 %, a file remained outside the cache folder, or a result was wrong.
+Valid images must return their own result, hostile ones a 4xx status. The server's memory after every tenth of the run
+is compared with that after the first, and the files it leaves are listed. Prints one line of JSON; exit code 1 if
+memory grew by more than 2 %, a file remained outside the cache folder, or a result was wrong.
 """
 
 import argparse
