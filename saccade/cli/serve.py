@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     require("gradio", "web")
     from saccade.web.catalogue import TASKS, Catalogue
+    from saccade.web.memory import limit_arenas
     from saccade.web.server import start
     from saccade.web.service import Service
     from saccade.web.uploads import Limits
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"expected --{name.replace('_', '-')} greater than 0, got {getattr(args, name)}.")
     if args.port is not None and not 1 <= args.port <= 65535:
         raise ValueError(f"expected --port from 1 to 65535, got {args.port}.")
+    limit_arenas()
     catalogue = Catalogue(args.checkpoint, args.model, pick_device(args.device), args.seed)
     service = Service(catalogue, Limits(args.max_mb, args.max_megapixels))
     server = start(service, args.host, args.port, args.queue_size, args.open)

@@ -377,7 +377,8 @@ def _instantiate(values: dict[str, Any], name: str) -> Recipe:
     try:
         parsed = parser.parse_object({"recipe": values})
         _refuse_classes(parsed.as_dict())  # before they are built
-        return parser.instantiate_classes(parsed).recipe
+        instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # before jsonargparse 4.49
+        return instantiate(parsed).recipe
     except RecipeError:
         raise
     except (jsonargparse.ArgumentError, TypeError, ValueError, RecursionError) as error:

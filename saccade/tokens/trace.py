@@ -72,7 +72,8 @@ class RegionTrace(NamedTuple):
     def maps(self, bandwidth: float = 1 / 28) -> Tensor:
         """(B, M, H, W): density of each token's points by a top-hat kernel of radius `bandwidth` of the image side."""
         # One image at a time: (M, P, H, W) is large enough.
-        return torch.stack([_is_near(points, *self.size, bandwidth).mean(1) for points in self.points.unbind(0)])
+        maps = [_is_near(points, *self.size, bandwidth).mean(1) for points in self.points.unbind(0)]
+        return torch.stack(maps) if maps else self.points.new_empty(0, num_tokens(self), *self.size)
 
 
 class TubeTrace(NamedTuple):
@@ -98,8 +99,9 @@ class TubeTrace(NamedTuple):
             position = points[..., 2, None] * frames - 0.5  # frame i is centred at i
             weight = (1 - (position - frame).abs()).clamp(min=0)  # (M, P, T)
             near = _is_near(points[..., :2], height, width, bandwidth).flatten(2)  # (M, P, N)
-            maps.append(torch.matmul(weight.transpose(1, 2).to(near.dtype), near) / points.shape[1])
-        return torch.stack(maps).unflatten(3, (height, width))
+            density = torch.matmul(weight.transpose(1, 2).to(near.dtype), near) / points.shape[1]
+            maps.append(density.unflatten(2, (height, width)))
+        return torch.stack(maps) if maps else self.points.new_empty(0, num_tokens(self), *self.size)
 
 
 def _is_near(points: Tensor, height: int, width: int, radius: float) -> Tensor:

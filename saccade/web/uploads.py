@@ -8,7 +8,9 @@ from PIL import Image, UnidentifiedImageError
 
 from saccade.data import DECODE_ERRORS, VIDEO_SUFFIXES, BadImage, VideoFile, middle_frame, read_image
 from saccade.explanation import MAX_SIDE
+from saccade.web.memory import return_freed_memory
 
+LARGE = 1.0  # megapixels
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 
@@ -58,6 +60,9 @@ def read_upload(path: str | Path | None, limits: Limits = Limits()) -> Image.Ima
         return read_image(path, max_side=MAX_SIDE)
     except (BadImage, *DECODE_ERRORS) as error:
         raise BadUpload(f"{name} is damaged or incomplete.") from error
+    finally:
+        if pixels > LARGE:
+            return_freed_memory()
 
 
 def read_video(path: str | Path | None, limits: Limits = Limits()) -> Image.Image:  # noqa: B008
@@ -68,6 +73,8 @@ def read_video(path: str | Path | None, limits: Limits = Limits()) -> Image.Imag
     except (BadImage, *DECODE_ERRORS) as error:
         kinds = ", ".join(sorted(suffix[1:] for suffix in VIDEO_SUFFIXES))
         raise BadUpload(f"{path.name} is not a video that can be decoded. Supported: {kinds}.") from error
+    finally:
+        return_freed_memory()
     if frame.width * frame.height > 1e6 * limits.megapixels:
         raise BadUpload(f"{path.name} has too many pixels; the limit is {limits.megapixels:g} megapixels per frame.")
     frame.thumbnail((MAX_SIDE, MAX_SIDE))

@@ -16,7 +16,7 @@ from saccade.data.decode.video import BadVideo, VideoFile
 from saccade.data.sources.base import DataError
 from saccade.data.sources.coco import CocoSource, render_mask
 from saccade.data.sources.shards import ShardSource
-from saccade.data.sources.table import TableSource
+from saccade.data.sources.table import TableSource, encoded_cell
 from saccade.engine.recipe import RecipeError, load_recipe
 from saccade.models.card import read_card
 from saccade.models.checkpoint import CheckpointError, read_state_dict, save_checkpoint, unwrap
@@ -336,6 +336,25 @@ def test_shard_with_a_damaged_header_is_a_data_error(tmp_path):
     (tmp_path / "a.tar").write_bytes(bytes(seed))
     with pytest.raises(DataError):
         ShardSource([tmp_path / "a.tar"])
+
+
+@pytest.mark.parametrize("size", [b"77777777777", b"\x80" + b"\0" * 3 + b"\x7f" * 8], ids=["8 GB", "2^62"])
+def test_shard_with_a_huge_name_is_a_data_error(tmp_path, size):
+    seed = bytearray(TARGETS["tar"].seeds()[0])
+    seed[124:136], seed[156:157] = size.ljust(12, b"\0"), b"L"  # the size of a long name of GNU tar
+    seed[148:156] = b" " * 8
+    seed[148:156] = b"%06o\0 " % sum(seed[:512])
+    (tmp_path / "a.tar").write_bytes(bytes(seed))
+    with pytest.raises(DataError, match="expected a name of at most"):
+        ShardSource([tmp_path / "a.tar"])
+
+
+@pytest.mark.parametrize("cell", [{"bytes": None, "path": b"a.png"}, {"bytes": 5, "path": None}, {"bytes": [1, 2]}])
+def test_cell_of_another_type_is_a_bad_image(tmp_path, cell):
+    import pyarrow as pa
+
+    with pytest.raises(BadImage, match="row 0: expected an image as bytes or its path as text, got"):
+        encoded_cell(pa.scalar(cell), "row 0", str(tmp_path / "a.parquet"))
 
 
 def test_damaged_label_does_not_fill_the_memory(tmp_path):

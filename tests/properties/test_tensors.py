@@ -2,6 +2,7 @@
 their image."""
 
 import inspect
+import pkgutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
@@ -14,16 +15,23 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import saccade
+import saccade.tokens
 from saccade import ops
+from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.models.sparseformer import PixelNorm
-from saccade.tokens import clusters, locate, projector, regions, super_tokens, visual_tokens
+from saccade.ops import attention, conv, layer_norm, linear, pooling, roi_sampling
+from saccade.ops import mlp as conv_mlp
+from saccade.ops import super_tokens as cell_ops
+from saccade.tokens import clusters, locate, projector, regions, super_tokens, trace, visual_tokens
 
 C, M, P = 8, 4, 6  # channels, tokens, points
 
 # Name -> kinds of its tensor arguments, and how to build the function. Kinds: "features" (B, C, H, W), "images"
 # (B, 3, H, W), "pixels" (B, N, C), "tokens" (B, M, C), "scores" (B, M, N), "regions" (B, M, 4), "points" (B, M, P, 2),
-# "qkv" (B, M, 3 C), "deltas" (B, M, 4), "offsets" (B, M, 2 P), "mixing" of `sample_and_mix`, "cells" (B, h, w, k, C).
+# "qkv" (B, M, 3 C), "key_value" (B, M, 2 C), "pixel_key_value" (B, N, 2 C), "deltas" (B, M, 4), "offsets" (B, M, 2 P),
+# "mixing" (B, M, C C + P P), "grid" (B, H, W, C), "cells" (B, H, W, 4, C), "association" (B, H, W, 9, 4), "parts"
+# (B, H, W, 9, C), "neighbours" (B, N, 9), "head_scores" (B, 2, M, N), "rows" (B, 4), "tube_points" (B, M, P, 3).
 CASES: dict[str, tuple[tuple[str, ...], Callable[[], Callable[..., Any]]]] = {
     "ops.add": (("features", "features"), lambda: ops.add),
     "ops.add_prenorm": (
@@ -75,6 +83,33 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[], Callable[..., Any]]]] = {
     ),
     "ops.sample": (("features", "points"), lambda: ops.sample),
     "ops.self_attention": (("qkv",), lambda: lambda x: ops.self_attention(x, 2)),
+    "ops.sample_and_mix": (
+        ("features", "points", "mixing"),
+        lambda: lambda x, p, w: ops.sample_and_mix(x, p, w, torch.ones(C).to(x), torch.ones(P).to(x)),
+    ),
+    "ops.cross_attention": (
+        ("pixels", "key_value"),
+        lambda: lambda x, kv: attention.cross_attention(x, kv, 2),
+    ),
+    "ops.pixel_pooling_attention": (
+        ("tokens", "pixel_key_value"),
+        lambda: lambda x, kv: attention.pixel_pooling_attention(x, kv, 2, 0.5),
+    ),
+    "ops.token_attention": (("tokens", "tokens"), lambda: lambda qk, v: attention.token_attention(qk, v, 2)),
+    "ops.layer_norm": (("pixels",), lambda: with_layer(nn.LayerNorm(C), _layer_norm)),
+    "ops.bias_norm": (("pixels",), lambda: with_layer(nn.LayerNorm(C), _bias_norm)),
+    "ops.linear": (("pixels",), lambda: with_layer(nn.Linear(C, M), lambda x, f: linear.linear(x, f.weight, f.bias))),
+    "ops.linear_fixed_layout": (("pixels",), lambda: with_layers(linear.linear_fixed_layout, nn.Linear(C, M))),
+    "ops.max_pool": (("features",), lambda: with_layers(pooling.max_pool, nn.MaxPool2d(3, 2, 1))),
+    "ops.stem_conv": (("images",), lambda: with_layers(conv.stem_conv, nn.Conv2d(3, C, 7, 2, 3, bias=False))),
+    "ops.conv_mlp": (("features",), lambda: with_layers(conv_mlp.conv_mlp, ConvMlp(C, 2 * C))),
+    "ops.plain_norm": (("pixels",), lambda: lambda x: layer_norm.plain_norm(x, 1e-6)),
+    "ops.spread_points": (
+        ("points", "regions"),
+        lambda: lambda o, r: roi_sampling.spread_points(o, r, 1.0, 1e-5),
+    ),
+    "ops.pad_pixels": (("grid",), lambda: lambda x: cell_ops.pad_pixels(x, x.shape[1] + 1, x.shape[2] + 2)),
+    "ops.crop_pixels": (("grid",), lambda: lambda x: cell_ops.crop_pixels(x, x.shape[1], (x.shape[2] + 1) // 2)),
     "clusters.ToScore": (("pixels",), lambda: module(clusters.ToScore(C, M))),
     "clusters.ConvClustering": (("features",), lambda: module(clusters.ConvClustering(C, M))),
     "clusters.MlpClustering": (("features",), lambda: module(clusters.MlpClustering(C, M))),
@@ -116,10 +151,36 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[], Callable[..., Any]]]] = {
     "regions.StaticDecoder": (("tokens", "features", "points"), lambda: module(regions.StaticDecoder(C, C, P))),
     "regions.LinearDecoder": (("tokens", "features", "points"), lambda: module(regions.LinearDecoder(C, C, P))),
     "regions.clamp_to_border": (("points", "features"), lambda: regions.clamp_to_border),
+    "regions.region_tubes": (
+        ("rows",),
+        lambda: lambda r: regions.region_tubes(r, 2).unflatten(0, (2, -1) if len(r) else (2, 0)).transpose(0, 1),
+    ),
     "super_tokens.SuperTokenizer": (("features",), lambda: module(super_tokens.SuperTokenizer(2))),
     "super_tokens.DenseSuperTokenizer": (("features",), lambda: module(super_tokens.DenseSuperTokenizer(2))),
     "super_tokens.group": (("features",), lambda: lambda x: super_tokens.group(x, 2)),
     "super_tokens.to_cells": (("features",), lambda: lambda x: super_tokens.to_cells(x, 2)),
+    "super_tokens.from_cells": (("cells",), lambda: lambda x: super_tokens.from_cells(x, 2, *_sides(x))),
+    "super_tokens.associate": (("cells", "grid"), lambda: lambda x, t: super_tokens.associate(x, t, True)),
+    "super_tokens.gather": (("cells", "association"), lambda: super_tokens.gather),
+    "super_tokens.spread": (
+        ("grid", "association"),
+        lambda: lambda t, a: super_tokens.spread(t, a, 2, *_sides(t)),
+    ),
+    "super_tokens.neighbours": (("grid",), lambda: super_tokens.neighbours),
+    "super_tokens.collect": (("parts",), lambda: super_tokens.collect),
+    "trace.AssignmentTrace": (("scores",), lambda: lambda x: trace.AssignmentTrace(x, (1, x.shape[2])).maps()),
+    "trace.AssociationTrace": (
+        ("neighbours",),
+        lambda: lambda x: trace.AssociationTrace(x, (1, x.shape[1]), (1, (x.shape[1] + 1) // 2), 2).maps(),
+    ),
+    "trace.RegionTrace": (
+        ("regions", "points"),
+        lambda: lambda r, p: trace.RegionTrace(r, p, (5, 7)).maps(0.2),
+    ),
+    "trace.TubeTrace": (
+        ("deltas", "tube_points"),  # the maps do not depend on the regions
+        lambda: lambda r, p: trace.TubeTrace(r, p, (3, 5, 7)).maps(0.2),
+    ),
     "visual_tokens.FilterTokenizer": (("features",), lambda: module(visual_tokens.FilterTokenizer(C, C, M))),
     "visual_tokens.KMeansTokenizer": (("features",), lambda: module(visual_tokens.KMeansTokenizer(C, C, M))),
     "visual_tokens.PoolTokenizer": (("features",), lambda: module(visual_tokens.PoolTokenizer(C, C, M))),
@@ -132,17 +193,29 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[], Callable[..., Any]]]] = {
         lambda: module(visual_tokens.RepeatedTokenizer(visual_tokens.FilterTokenizer(C, C, M))),
     ),
     "visual_tokens.KeepTokenizer": (("features", "tokens"), lambda: module(visual_tokens.KeepTokenizer())),
+    "visual_tokens.PositionEncoding": (
+        ("head_scores",),
+        lambda: with_layer(visual_tokens.PositionEncoding(2, 4, 1), lambda x, encoding: encoding(x, (1, x.shape[3]))),
+    ),
+    "visual_tokens.kmeans": (("pixels", "tokens"), lambda: lambda x, t: visual_tokens.kmeans(x, t, 2)),
+    "visual_tokens.previous": (("tokens",), lambda: visual_tokens.previous),
     "visual_tokens.TokenEmbedding": (("tokens",), lambda: module(visual_tokens.TokenEmbedding(C, C))),
 }
 EXEMPT = {
-    # no tensor arguments, or no floating-point result
+    # no tensor arguments, no floating-point result, or (`cell_weights`) a result that depends on sizes alone
     "ops.REGISTRY", "ops.disabled", "ops.enabled", "ops.interpreted", "ops.plain_layer", "ops.record_implementations",
     "regions.point_grid", "regions.region_grid", "regions.padded_region_grid", "visual_tokens.token_grid",
-    "visual_tokens.grid_size", "visual_tokens.pixel_groups", "visual_tokens.previous",
-    # parts of a case above with intermediate layouts; tests/tokens and tests/ops compare them with slow transcriptions
-    "ops.sample_and_mix", "super_tokens.associate", "super_tokens.gather", "super_tokens.spread",
-    "super_tokens.from_cells", "super_tokens.neighbours", "super_tokens.collect", "regions.region_tubes",
-    "visual_tokens.PositionEncoding", "visual_tokens.kmeans", "visual_tokens.cell_weights",
+    "visual_tokens.grid_size", "visual_tokens.pixel_groups", "visual_tokens.cell_weights", "trace.expect_trace",
+    "trace.num_tokens",
+    # of modules of ops: decorators, predicates, arguments of kernels, and gradients, which tests/ops compares with
+    # autograd; steps of a registered operation, which need a GPU or Triton's interpreter
+    "ops.FixedNorm", "ops.TrainableBatchNorm", "ops.TrainableLayerNorm", "ops.TrainableNorm", 
+    "ops.block_diagonal", "ops.block_weight", "ops.column_sum", "ops.convolve", "ops.convolve_norm",
+    "ops.depthwise_forward", "ops.depthwise_gradients", "ops.depthwise_onednn", "ops.epilogue", "ops.fixed_norm",
+    "ops.fused_group", "ops.fused_spread", "ops.is_channel_norm", "ops.is_eager_inference", "ops.is_fixed_norm",
+    "ops.linear_onednn", "ops.norm_arguments", "ops.recompute_in_backward", "ops.to_blocks_reference",
+    "ops.train_conv_mlp", "ops.trainable_batch_norm", "ops.trainable_norm", "ops.trains_fused", "ops.uses_blocks",
+    "ops.weight_gradient", "ops.without_autocast",
 }  # fmt: skip
 BATCH_FREE = {"locate.location_bias"}  # no features whose values could be NaN
 
@@ -185,6 +258,19 @@ def _depthwise(x: Tensor, conv: Any) -> Tensor:
     return ops.depthwise_conv(x, conv.weight, conv.bias)
 
 
+def _layer_norm(x: Tensor, norm: Any) -> Tensor:
+    return layer_norm.layer_norm(x, norm.weight, norm.bias, 1e-6)
+
+
+def _bias_norm(x: Tensor, norm: Any) -> Tensor:
+    return layer_norm.bias_norm(x, norm.bias, norm.weight, norm.bias, 1e-6)
+
+
+def _sides(grid: Tensor) -> tuple[int, int]:
+    """Height and width of features with cells of 2 x 2; the last row is padding."""
+    return 2 * grid.shape[1] - 1, 2 * grid.shape[2]
+
+
 def make(kind: str, batch: int, height: int, width: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     shape = {
@@ -198,12 +284,25 @@ def make(kind: str, batch: int, height: int, width: int, seed: int) -> Tensor:
         "qkv": (batch, M, 3 * C),
         "deltas": (batch, M, 4),
         "offsets": (batch, M, 2 * P),
+        "key_value": (batch, M, 2 * C),
+        "pixel_key_value": (batch, height * width, 2 * C),
+        "mixing": (batch, M, C * C + P * P),
+        "grid": (batch, height, width, C),
+        "cells": (batch, height, width, 4, C),
+        "association": (batch, height, width, 9, 4),
+        "parts": (batch, height, width, 9, C),
+        "neighbours": (batch, height * width, 9),
+        "head_scores": (batch, 2, M, height * width),
+        "rows": (batch, 4),
+        "tube_points": (batch, M, P, 3),
     }[kind]
     values = torch.randn(shape, generator=generator, dtype=torch.float64)
     if kind == "regions":
         corner = torch.rand(batch, M, 2, generator=generator, dtype=torch.float64) * 0.6
         values = torch.cat((corner, corner + 0.3), -1)
-    return torch.rand(shape, generator=generator, dtype=torch.float64) if kind == "points" else values
+    if kind in ("points", "tube_points", "association"):  # from 0 to 1
+        values = torch.rand(shape, generator=generator, dtype=torch.float64)
+    return values
 
 
 def strided(values: Tensor, layout: str) -> Tensor:
@@ -269,7 +368,7 @@ def test_dtypes_approximate_float64(name, dtype):
     kinds, build = CASES[name]
     function = build()
     inputs = [make(kind, 2, 4, 5, i) for i, kind in enumerate(kinds)]
-    exact = [{"regions", "points"} & {kind} for kind in kinds]
+    exact = [kind in ("regions", "points", "tube_points") for kind in kinds]
     cast = [
         each.to(torch.float32 if is_exact else dtype).double() for each, is_exact in zip(inputs, exact, strict=True)
     ]
@@ -285,18 +384,29 @@ def test_dtypes_approximate_float64(name, dtype):
         assert float((result.double() - reference).abs().max()) <= tolerance * scale
 
 
+FUNCTIONS_OF = {"super_token_group": "super_tokens.group", "super_token_spread": "super_tokens.spread"}
+
+
+def public_names() -> set[str]:
+    """Operations, and functions and classes of every module of ops and tokens without the references of operations."""
+    names = {f"ops.{name}" for name in ops.__all__}
+    for package in (ops, saccade.tokens):
+        for name in (each.name for each in pkgutil.iter_modules(package.__path__) if not each.name.startswith("_")):
+            source = import_module(f"{package.__name__}.{name}")
+            names |= {
+                f"{'ops' if package is ops else name}.{member}"
+                for member, value in vars(source).items()
+                if not member.startswith("_")
+                and (inspect.isclass(value) or inspect.isfunction(value))
+                and value.__module__ == source.__name__
+            }
+    references = {f"ops.{name}_reference" for name in ops.REGISTRY}
+    return (names - references) | {FUNCTIONS_OF.get(name, f"ops.{name}") for name in ops.REGISTRY}
+
+
 def test_every_public_name_has_a_case():
-    names = {f"ops.{name}" for name in ops.__all__} | {"super_tokens.group", "super_tokens.spread"}  # registered ops
-    for part in ("clusters", "locate", "projector", "regions", "super_tokens", "visual_tokens"):
-        source = import_module(f"saccade.tokens.{part}")
-        names |= {
-            f"{part}.{name}"
-            for name, value in vars(source).items()
-            if not name.startswith("_")
-            and (inspect.isclass(value) or inspect.isfunction(value))
-            and value.__module__ == source.__name__
-        }
-    assert names == set(CASES) | EXEMPT
+    assert public_names() == set(CASES) | EXEMPT
+    assert not set(CASES) & EXEMPT
 
 
 @pytest.mark.parametrize("name", ["svit_nano", "paca_nano", "vt_nano", "sparseformer_nano"])

@@ -1,7 +1,7 @@
 """Send hostile and valid uploads, mixed, to a server: `python -m tests.web.hostile_uploads --uploads 10000`.
 
-Valid images must return their own result, hostile ones a 4xx status. The server's memory after the run
-is compared with that after a tenth of it, and the files it leaves are listed. Prints one line of JSON; exit code 1 if
+Valid images must return their own result, hostile ones a 4xx status. The server's memory after every tenth of the run
+is compared with that after the first, and the files it leaves are listed. Prints one line of JSON; exit code 1 if
 memory grew by more than 2 %, a file remained outside the cache folder, or a result was wrong.
 """
 
@@ -40,7 +40,7 @@ def valid_image(number: int) -> bytes:
 
 def start_server(folder: Path, options: list[str]) -> tuple[subprocess.Popen, str]:
     """`saccade serve` with its temporary files and home in `folder`."""
-    environment = os.environ | {"TMPDIR": str(folder / "tmp"), "HOME": str(folder / "home"), "MALLOC_ARENA_MAX": "2"}
+    environment = os.environ | {"TMPDIR": str(folder / "tmp"), "HOME": str(folder / "home")}
     for name in ("tmp", "home", "work"):
         (folder / name).mkdir()
     command = [sys.executable, "-m", "saccade.cli", "serve", "--model", "svit_nano", "--json", "--device", "cpu"]
@@ -64,7 +64,7 @@ def megabytes(pid: int) -> float:
 
 
 def run(uploads: int, seed: int, folder: Path) -> dict:
-    """Counts, memory after a tenth and at the end, and files that remain outside the service's own folder."""
+    """Counts, memory after every tenth, and files that remain outside the service's own folder."""
     process, url = start_server(folder, [])
     try:
         rng = random.Random(seed)
@@ -116,18 +116,18 @@ def run(uploads: int, seed: int, folder: Path) -> dict:
                 for _ in range(10):
                     list(pool.map(send, jobs(uploads // 10)))
                     memory.append(round(megabytes(process.pid)))
-        warm, final = memory[0], memory[-1]
+        warm, largest = memory[0], max(memory)
         service = re.compile(r"tmp/(saccade-[^/]+|gradio)(/|$)")
         files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
         outside = [name for name in files if not service.match(name) and not name.startswith("home/.cache")]
         left = [name for name in files if service.match(name) and "/photos/" not in name]
         return {
             "uploads": uploads, **counts, "megabytes": memory, "unexpected": unexpected[:3],
-            "growth": round(final / warm - 1, 4), "outside": outside, "left_in_cache": len(left),
+            "growth": round(largest / warm - 1, 4), "outside": outside, "left_in_cache": len(left),
         }  # fmt: skip
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 def is_good(result: dict) -> bool:

@@ -30,6 +30,8 @@ DEMUXERS = (
 )  # fmt: skip
 OPEN_OPTIONS = {"format_whitelist": ",".join(DEMUXERS), "protocol_whitelist": "file"}
 MAX_PIXELS = 40_000_000  # per frame; 8K has 33 million
+LARGE = 16_000_000  # pixels per frame
+MAX_PIXELS_PER_BYTE = 2000  # of a file with large frames; one constant 8K frame has 1 kB (AV1) to 100 kB (H.264)
 
 
 def is_video_file(path: Any) -> bool:
@@ -164,7 +166,12 @@ def _every(path: str | os.PathLike, seconds: float) -> tuple[VideoFile, list[int
 
 def _to_image(frame: Any) -> Image.Image:
     """RGB, rotated as the file's metadata says."""
-    image = frame.to_image()
+    rgb = frame.reformat(format="rgb24")
+    plane: Any = rgb.planes[0]  # a buffer; `frame.to_image` copies it twice before Pillow does
+    direction = 1 if plane.line_size > 0 else -1  # bottom-up frames
+    image = Image.frombytes(
+        "RGB", (rgb.width, rgb.height), memoryview(plane), "raw", "RGB", abs(plane.line_size), direction
+    )
     degrees = getattr(frame, "rotation", 0) % 360  # counter-clockwise
     return image.rotate(degrees, expand=True) if degrees else image
 
@@ -183,19 +190,30 @@ def _open_stream(path: Path | str) -> Iterator[tuple[Any, Any]]:
             stream = container.streams.video[0]
             if stream.codec_context is None:
                 raise BadVideo(str(path), "the codec of the video stream is not known to FFmpeg")
-            _check_frame_size(path, stream.width, stream.height)
-            stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}  # frames can change their size
-            stream.thread_type = "AUTO"
+            limit = _max_pixels(path)
+            _check_frame_size(path, stream.width, stream.height, limit)
+            stream.codec_context.options = {"max_pixels": str(limit)}  # frames can change their size
+            # Threads that decode different frames have a few frames each.
+            stream.thread_type = "AUTO" if stream.width * stream.height <= LARGE else "SLICE"
             yield container, stream
     except (av.error.FFmpegError, UnicodeDecodeError) as error:
         raise BadVideo(str(path), f"damaged, or not a video ({error.__class__.__name__}: {error})") from error
 
 
-def _check_frame_size(path: Path | str, width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
+def _max_pixels(path: Path | str) -> int:
+    """Pixels per frame that a file may have: a few kilobytes with large frames are a damaged header."""
+    if isinstance(path, Path):
+        return min(MAX_PIXELS, max(LARGE, MAX_PIXELS_PER_BYTE * path.stat().st_size))
+    return MAX_PIXELS
+
+
+def _check_frame_size(path: Path | str, width: int, height: int, limit: int) -> None:
+    if width * height > limit:
+        content = "" if limit == MAX_PIXELS else " in a file of this size"
         raise BadVideo(
             str(path),
-            f"expected at most {MAX_PIXELS / 1e6:.0f} megapixels per frame, got {width} x {height}. Downscale it first",
+            f"expected at most {limit / 1e6:.0f} megapixels per frame{content}, got {width} x {height}. "
+            "Downscale it first",
         )
 
 

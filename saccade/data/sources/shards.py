@@ -3,6 +3,7 @@
 Shards are indexed once, from their headers. Afterwards every image is one seek away, so shards shuffle like files.
 """
 
+import io
 import json
 import tarfile
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from PIL import Image
 from saccade.data.decode.image import IMAGE_SUFFIXES, read_image
 from saccade.data.sources.base import DataError, numbered_classes, read_class_names
 
-MAX_LABEL = 1_000_000  # bytes of a .cls or .json member
+MAX_LABEL = 1_000_000  # bytes of a .cls or .json member, and of a long name in a header
 
 
 class ShardSource:
@@ -48,12 +49,21 @@ class ShardSource:
         return f"{self.files[shard]}, {key}"
 
 
+class _ShardFile(io.BufferedReader):
+    """A file of which tarfile reads names and labels only; it would allocate whatever a damaged header claims."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > 2 * MAX_LABEL:
+            raise tarfile.ReadError(f"expected a name of at most {MAX_LABEL} bytes, got {size}")
+        return super().read(size)
+
+
 def _index_shard(file: str) -> list[tuple[str, int, int, int]]:
     """(key, offset, size, label) of every sample of a shard, in order."""
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     try:
-        with tarfile.open(file, "r:") as tar:
+        with _ShardFile(io.FileIO(file)) as opened, tarfile.open(file, "r:", opened) as tar:
             for member in tar:
                 folder, _, base = member.name.rpartition("/")
                 stem, _, suffix = base.partition(".")  # in WebDataset the key ends at the first dot

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -26,6 +26,7 @@ COLUMN_NAMES = {
     "label": ("label", "labels", "fine_label", "class", "target", "y"),
     "mask": ("annotation", "mask", "label", "labels", "segmentation", "segmentation_mask", "semantic"),
 }
+Value = TypeVar("Value", bytes, str)
 FEATURE_TYPES = {"image": "Image", "label": "ClassLabel"}  # in Hugging Face's metadata
 
 
@@ -73,13 +74,20 @@ def encoded_cell(cell: Any, name: str, file: str) -> bytes | str:
     if data is not None and (pa.types.is_string(data.type) or pa.types.is_large_string(data.type)):
         data, path = None, data
     if data is not None and data.is_valid:
-        return data.as_py()
+        return _checked(data.as_py(), bytes, name)
     if path is None or not path.is_valid:
         raise BadImage(name, "the row has no image")
     try:
-        return os.path.join(os.path.dirname(file) or ".", path.as_py())  # never a URL from a cell
+        relative = _checked(path.as_py(), str, name)
     except UnicodeDecodeError as error:
         raise BadImage(name, "the path is not UTF-8") from error
+    return os.path.join(os.path.dirname(file) or ".", relative)  # never a URL from a cell
+
+
+def _checked(value: Any, kind: type[Value], name: str) -> Value:
+    if not isinstance(value, kind):
+        raise BadImage(name, f"expected an image as bytes or its path as text, got {type(value).__name__}")
+    return value
 
 
 class TableSource:

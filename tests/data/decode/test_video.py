@@ -2,10 +2,12 @@
 
 import pickle
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from saccade.data.decode import video
 from saccade.data.decode.video import BadVideo, VideoFile, VideoFrames, frames_every, write_video
 from tests.peak_memory import PEAK
 
@@ -197,3 +199,34 @@ def test_frames_every_follows_a_variable_rate(tmp_path):
     times, images = zip(*frames_every(tmp_path / "a.mkv", 1.0), strict=True)
     assert times == pytest.approx([0, 1.0, 2.05], abs=1e-3)
     assert frame_indices(images) == [0, 2, 4]
+
+
+def test_frames_are_those_of_pyav(tmp_path):
+    """Also of frames whose rows are padded: 3 x 18 bytes are not a multiple of 32."""
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 14, 18, 3), np.uint8)
+    write_video(tmp_path / "a.mp4", pixels)
+    with av.open(str(tmp_path / "a.mp4")) as container:
+        expected = [np.array(frame.to_image()) for frame in container.decode(video=0)]
+    frames = [np.array(frame) for frame in VideoFile(tmp_path / "a.mp4").frames([0, 1, 2])]
+    np.testing.assert_array_equal(frames, expected)
+
+
+def test_frame_with_rows_from_bottom_to_top_is_upright():
+    class Plane(bytes):
+        line_size = -8  # two pixels and padding
+
+    rows = [bytes([1, 2, 3, 4, 5, 6, 0, 0]), bytes([7, 8, 9, 10, 11, 12, 0, 0])]
+    rgb = SimpleNamespace(planes=[Plane(b"".join(reversed(rows)))], width=2, height=2)
+    image = video._to_image(SimpleNamespace(reformat=lambda format: rgb))
+    np.testing.assert_array_equal(np.array(image).reshape(2, 6), [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]])
+
+
+def test_large_frames_in_a_small_file_are_refused(tmp_path, monkeypatch):
+    write_video(tmp_path / "a.mp4", np.zeros((2, 64, 64, 3), np.uint8))
+    size = (tmp_path / "a.mp4").stat().st_size
+    assert size < 64 * 64
+    monkeypatch.setattr(video, "LARGE", 1000)
+    assert len(VideoFile(tmp_path / "a.mp4")) == 2
+    monkeypatch.setattr(video, "MAX_PIXELS_PER_BYTE", 1)
+    with pytest.raises(BadVideo, match=r"megapixels per frame in a file of this size, got 64 x 64"):
+        VideoFile(tmp_path / "a.mp4")
