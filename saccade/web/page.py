@@ -266,7 +266,8 @@ def show_predictions(service: Service, inspection: Inspection, model: str) -> An
     (height, width), grid = inspection.inputs.shape[2:], inspection.observation.steps[0].trace.size
     facts = f"{inspection.stages[0].step.count} tokens, {grid[0] * grid[1]:,} pixels in the first map · "
     facts += f"{width} × {height} px · {1000 * inspection.seconds:.0f} ms"
-    return part("result", service.catalogue.entry(model), inspection.predictions, facts, inspection.doubt)
+    entry, labels = service.catalogue.entry(model), inspection.subject.multi_label
+    return part("result", entry, inspection.predictions, facts, inspection.doubt, labels)
 
 
 def _stage_label(inspection: Inspection, number: int) -> str:
@@ -393,7 +394,7 @@ def _task_tab(service: Service, tab: TaskTab) -> None:
             hidden,
             service.displayable(path),
             gr.update(value=np.asarray(image), visible=True),
-            part("result", service.catalogue.entry(name), list_rows(prediction)),
+            part("result", service.catalogue.entry(name), list_rows(prediction), labels=is_multi_label(prediction)),
             *(gr.update(value=f, interactive=True) for f in service.write_prediction(prediction, image, name)),
         ]
 
@@ -402,6 +403,10 @@ def _task_tab(service: Service, tab: TaskTab) -> None:
     for trigger in (upload.input, model.change):
         trigger(show, inputs, outputs, **MODEL_QUEUE)
     slider.input(show, inputs, outputs, trigger_mode="always_last", show_progress="hidden", **MODEL_QUEUE)
+
+
+def is_multi_label(prediction: Prediction) -> bool:
+    return isinstance(prediction, Classification) and prediction.labels is not None
 
 
 def list_rows(prediction: Prediction) -> list[tuple[Any, ...]]:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import saccade
 from saccade.data.synthetic.photos import photo_paths
 from saccade.explanation.inspection import summarize
+from saccade.models.card import Card, Preprocess, save_model
 from saccade.web import catalogue as catalogues
 from saccade.web import service as services
 from saccade.web.catalogue import Catalogue, list_entries
@@ -190,3 +192,27 @@ def test_registered_video_model_is_offered_for_videos(video):
     with pytest.raises(ValueError, match="unknown model 'video_sparseformer_nano'"):
         service.inspect(str(video), "video_sparseformer_nano")
     service.close()
+
+
+def test_labels_of_a_multi_label_model_are_marked_one_by_one(tmp_path):
+    pytest.importorskip("gradio", reason="the page needs the web extra: pip install 'saccade[web]'")
+    from saccade.web.page import show_predictions
+
+    torch.manual_seed(0)
+    model = saccade.create_model("vt_nano", num_classes=3)
+    with torch.no_grad():
+        model.head.fc.weight.zero_()
+        model.head.fc.bias.copy_(torch.tensor([3.0, 2.0, -4.0]))
+    card = Card("vt_nano", 3, {}, ["dog", "grass", "car"], Preprocess(64), multi_label=True)
+    save_model(model, tmp_path / "run" / "best.safetensors", card)
+    service = Service(Catalogue([str(tmp_path / "run")]), folder=str(tmp_path / "served"))
+    inspection = service.inspect(make_image(tmp_path / "a.png", 0), "run")
+    html = str(show_predictions(service, inspection, "run"))
+    rows = html.split("<li")[1:]
+    assert [(name in row, "present" in row) for name, row in zip(("dog", "grass", "car"), rows, strict=True)] == [
+        (True, True),
+        (True, True),
+        (True, False),
+    ]
+    assert "95.3%" in rows[0]  # the sigmoid of 3
+    assert "Each label has its own probability" in html
