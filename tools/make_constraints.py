@@ -4,8 +4,8 @@
     python tools/make_constraints.py --installed constraints-newest.txt  # also the versions of the running environment
     python tools/make_constraints.py --installed constraints.txt         # those that `make test` installs
 
-`make constraints` installs the newest versions and writes the first two. `make test-lowest` and `make test-newest` run the
-suite with them.
+`make constraints` installs the newest versions and writes the first two. `make test-lowest` and `make test-newest`
+run the suite with them.
 """
 
 import argparse
