@@ -102,11 +102,11 @@ class OnnxModel:
         }
 
     def segment(self, image: Image.Image, size: int | None = None) -> np.ndarray:
-        """The class of every pixel (H, W) uint8."""
+        """The class of every pixel (H, W), uint8 or, for more than 256 classes, uint16."""
         (logits,) = self(self.preprocess(image, size))
         if logits.shape[2:] != (image.height, image.width):
             logits = resize(softmax(logits, axis=1), image.height, image.width, antialias=False)
-        return logits[0].argmax(0).astype(np.uint8)
+        return logits[0].argmax(0).astype(np.uint8 if logits.shape[1] <= 256 else np.uint16)
 
     def detect(self, image: Image.Image, threshold: float = 0.5, size: int | None = None) -> list[dict[str, Any]]:
         """Objects with a score of at least `threshold`, by descending score: label, name, score, box in pixels."""

@@ -100,6 +100,21 @@ def preprocess_of(model: nn.Module) -> Preprocess:
     return _preprocess(getattr(model, "pretrained_cfg", None) or {})
 
 
+def timm_config(card: Card) -> dict[str, Any]:
+    """The fields of timm's `pretrained_cfg` that a card states."""
+    preprocess, size = card.preprocess, card.preprocess.size
+    return {
+        "input_size": (3, preprocess.frames, size, size) if preprocess.frames else (3, size, size),
+        "pool_size": (max(1, size // 32),) * 2,
+        "mean": preprocess.mean,
+        "std": preprocess.std,
+        "crop_pct": preprocess.crop_pct,
+        "interpolation": preprocess.interpolation,
+        "num_classes": card.num_classes,
+        "label_names": tuple(card.names),
+    }
+
+
 def _preprocess(config: Any) -> Preprocess:
     shape = config.get("input_size", (3, 224, 224))
     return Preprocess(

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from timm.models import PretrainedCfg, _registry, get_pretrained_cfg, is_model
 
 from saccade import weights
-from saccade.models.card import Card, read_card
+from saccade.models.card import Card, read_card, timm_config
 
 _logger = logging.getLogger(__name__)
 
@@ -38,21 +38,7 @@ def register_tag(card: Card, tag: str, path: Path) -> None:
         raise ValueError(f"unknown model {card.name}.")
     default = get_pretrained_cfg(card.name, allow_unregistered=False)
     assert default is not None
-    preprocess, size = card.preprocess, card.preprocess.size
-    config = replace(
-        default,
-        file=str(path),
-        tag=tag,
-        architecture=card.name,
-        input_size=(3, size, size),
-        pool_size=(max(1, size // 32),) * 2,
-        mean=preprocess.mean,
-        std=preprocess.std,
-        crop_pct=preprocess.crop_pct,
-        interpolation=preprocess.interpolation,
-        num_classes=card.num_classes,
-        label_names=tuple(card.names),
-    )
+    config = replace(default, file=str(path), tag=tag, architecture=card.name, **timm_config(card))
     add_tag(card.name, tag, config)
 
 

@@ -10,7 +10,7 @@ from timm.models import get_pretrained_cfg
 from torch import Tensor, nn
 
 from saccade import weights
-from saccade.models.card import Card, Preprocess, preprocess_of, read_card, weights_file
+from saccade.models.card import Card, Preprocess, preprocess_of, read_card, timm_config, weights_file
 from saccade.models.checkpoint import CheckpointError, convert_parts, load_checkpoint, match_checkpoint, read_state_dict
 from saccade.models.hub import PREFIX, hub_file
 from saccade.models.official import heads
@@ -87,6 +87,8 @@ def _load_file(path: Path) -> nn.Module:
     load_checkpoint(model, state_dict)
     if card.preprocess == Preprocess():
         card = card._replace(preprocess=describe_model(model).preprocess)
+    if card.task == "classification":  # for timm.data.resolve_data_config
+        model.pretrained_cfg = model.default_cfg = model.pretrained_cfg | timm_config(card)  # type: ignore
     model.card = card  # type: ignore[assignment] # nn.Module declares tensors and modules only
     model.weights_file = path  # type: ignore[assignment] # `saccade.evaluate` reads the recipe next to it
     return model.eval()

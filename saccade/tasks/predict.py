@@ -33,6 +33,7 @@ from saccade.tasks.results import (
     Segmentation,
     Unreadable,
 )
+from saccade.tasks.segmentation_drawing import label_dtype
 from saccade.tasks.segmentation_inference import InferenceOptions, predict_labels, predict_probabilities
 from saccade.tasks.video import average_views
 
@@ -258,7 +259,7 @@ class SegmentationPredictor(Predictor):
         results: list[Prediction] = []
         for group in _groups_of_one_size(samples):
             pixels = torch.stack([sample.pixels for sample in group]).to(self.device)
-            labels = self.label_map(pixels).byte().cpu().numpy()
+            labels = self.label_map(pixels).cpu().numpy().astype(label_dtype(self.card.num_classes))
             results += [
                 Segmentation(sample.name, sample.source, label_map, self.card.names)
                 for sample, label_map in zip(group, labels, strict=True)

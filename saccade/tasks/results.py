@@ -159,7 +159,7 @@ class Segmentation(Prediction):
         return Image.fromarray(overlay_labels(np.asarray(image), self.labels, colours, min(max(opacity, 0.0), 1.0)))
 
     def palette_image(self) -> Image.Image:
-        """A palette image whose values are the class indices."""
+        """An image whose values are the class indices, with a palette up to 256 classes."""
         return palette_image(self.labels, class_colours(len(self.names)))
 
     def save_images(self, folder: str | Path, stem: str | None = None) -> dict[str, str]:

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from saccade.tasks.segmentation import IGNORE_INDEX
-
 
 def class_colours(count: int) -> np.ndarray:
     """(count, 3) uint8: well separated colours, a fixed one for each class index."""
@@ -28,7 +26,7 @@ def overlay_labels(image: np.ndarray, labels: np.ndarray, colours: np.ndarray, s
     """The image (H, W, 3) blended with the colours of its labels (H, W), with dark borders between classes."""
     strength = float(strength)  # an int, as parsed from JSON, would keep the blend in uint8
     blend = image * (1 - strength) + colour_labels(labels, colours) * strength
-    blend = np.where((labels == IGNORE_INDEX)[..., None], image, blend)
+    blend = np.where((labels >= len(colours))[..., None], image, blend)  # unlabelled
     border = np.zeros(labels.shape, bool)
     border[:, 1:] |= labels[:, 1:] != labels[:, :-1]
     border[1:] |= labels[1:] != labels[:-1]
@@ -36,9 +34,16 @@ def overlay_labels(image: np.ndarray, labels: np.ndarray, colours: np.ndarray, s
     return blend.round().astype(np.uint8)
 
 
+def label_dtype(num_classes: int) -> type[np.unsignedinteger]:
+    """The smallest type of an image that holds every class index."""
+    return np.uint8 if num_classes <= 256 else np.uint16
+
+
 def palette_image(labels: np.ndarray, colours: np.ndarray) -> Image.Image:
-    """A palette image: pixel values are class indices, the palette has their colours."""
-    image = Image.fromarray(labels.astype(np.uint8))
+    """An image whose values are class indices: with a palette of their colours, or 16 bit for more than 256 classes."""
+    image = Image.fromarray(labels.astype(label_dtype(len(colours))))
+    if len(colours) > 256:
+        return image
     image.putpalette(_palette(colours).flatten().tolist())
     return image
 
@@ -55,7 +60,7 @@ def class_areas(labels: np.ndarray, classes: Sequence[str]) -> list[dict[str, An
 
 
 def _palette(colours: np.ndarray) -> np.ndarray:
-    """(256, 3): black beyond the classes."""
-    palette = np.zeros((256, 3), np.uint8)
+    """(256, 3), more for more classes: black beyond the classes."""
+    palette = np.zeros((max(256, len(colours)), 3), np.uint8)
     palette[: len(colours)] = colours
     return palette

@@ -171,7 +171,7 @@ def _tokens_tab(service: Service, page: Any) -> None:
     outputs_a, outputs_b = [message, image, column_a, *pane_a.outputs], [column_b, *pane_b.outputs]
     for pane, handler, outputs in ((pane_a, _checked(show), outputs_a), (pane_b, _checked(compare), outputs_b)):
         inputs = [image, pane.model, opacity]
-        triggers = [image.input, pane.model.input, photo_chosen.then]
+        triggers = [image.input, pane.model.change, photo_chosen.then]  # `input` fires when a dropdown loses focus
         if pane is pane_a:
             triggers.append(page.load)
         events = [trigger(handler, inputs, outputs, **MODEL_QUEUE) for trigger in triggers]
@@ -242,7 +242,7 @@ def _show_inspection(service: Service, path: str | None, model: str, opacity: fl
     title = f"{inspection.subject.name}: mosaic, click on a token"
     return [
         gr.update(visible=False) if path else _message(HINT, "hint"),
-        path,
+        service.displayable(path),
         gr.update(visible=True),
         show_predictions(service, inspection, model),
         gr.update(value=mosaic_image(inspection, last, opacity, token), label=title),
@@ -391,7 +391,7 @@ def _task_tab(service: Service, tab: TaskTab) -> None:
             image = prediction.image
         return [
             hidden,
-            path,
+            service.displayable(path),
             gr.update(value=np.asarray(image), visible=True),
             part("result", service.catalogue.entry(name), list_rows(prediction)),
             *(gr.update(value=f, interactive=True) for f in service.write_prediction(prediction, image, name)),
@@ -399,7 +399,7 @@ def _task_tab(service: Service, tab: TaskTab) -> None:
 
     show = _checked(show)
     inputs, outputs = [upload, model, slider], [message, upload, drawing, rows, png, json]
-    for trigger in (upload.input, model.input):
+    for trigger in (upload.input, model.change):
         trigger(show, inputs, outputs, **MODEL_QUEUE)
     slider.input(show, inputs, outputs, trigger_mode="always_last", show_progress="hidden", **MODEL_QUEUE)
 

@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 import saccade
+from saccade._files import replaced_file
 from saccade.data import VideoFile, photo_paths
 from saccade.explanation import Inspection, inspect_image, summarize, summarize_token, summary_sheet
 from saccade.web.catalogue import TASKS, Catalogue
@@ -64,6 +65,15 @@ class Service:
                 return inspect_image(self.catalogue.subject(model), image, file.name)
 
         return self._cached("inspect", path, self.catalogue.entry(model, ("classification",)).name, work)
+
+    def displayable(self, path: str | None) -> str | None:
+        """The path of an upload, or of a PNG copy beside it if it is a TIFF, which browsers do not show."""
+        if not path or Path(path).suffix.lower() not in (".tif", ".tiff"):
+            return path
+        copy = Path(path).with_suffix(".png")
+        with replaced_file(copy) as temporary:
+            read_upload(Path(path), self.limits).save(temporary, "PNG")
+        return str(copy)
 
     def predict(self, path: str | Path | None, model: str, tasks: tuple[str, ...] = TASKS) -> saccade.Prediction:
         """Run a model of any task on an image, or a video model on a video."""

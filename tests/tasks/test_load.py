@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from timm.data import resolve_data_config
 
 import saccade
 from saccade.models.card import Card, Preprocess, save_model
@@ -88,3 +89,14 @@ def test_card_says_whether_a_model_is_multi_label(tmp_path):
     save_model(model, tmp_path / "model.safetensors", card)
     assert card_of(load(tmp_path / "model.safetensors")) == card
     assert repr(card) == "Card(vt_nano: classification, 3 labels, 64 px)"
+
+
+def test_timm_reads_the_preprocessing_of_a_loaded_model(tmp_path):
+    preprocess = Preprocess(96, mean=(0.4, 0.5, 0.6), crop_pct=0.95, interpolation="bilinear")
+    model = saccade.create_model("svit_nano", num_classes=3)
+    save(model, tmp_path / "m.safetensors", name="svit_nano", preprocess=preprocess, classes=["a", "b", "c"])
+    loaded = load(tmp_path / "m.safetensors")
+    config = resolve_data_config({}, model=loaded)
+    assert config["input_size"] == (3, 96, 96)
+    assert (config["mean"], config["crop_pct"], config["interpolation"]) == ((0.4, 0.5, 0.6), 0.95, "bilinear")
+    assert (loaded.pretrained_cfg["num_classes"], loaded.pretrained_cfg["label_names"]) == (3, ("a", "b", "c"))

@@ -1,7 +1,11 @@
 """Overlays, palettes and areas of segmentations."""
 
 import numpy as np
+import torch
+from PIL import Image
 
+import saccade
+from saccade.models.card import Card, Preprocess
 from saccade.tasks.segmentation_drawing import class_areas, class_colours, colour_labels, overlay_labels, palette_image
 
 LABELS = np.array([[0, 0, 1], [0, 255, 1]], np.uint8)
@@ -51,3 +55,25 @@ def test_class_areas_are_sorted_and_omit_absent_classes():
         {"class": 0, "name": "road", "pixels": 3, "share": 3 / 6},
         {"class": 1, "name": "sky", "pixels": 2, "share": 2 / 6},
     ]
+
+
+def test_more_than_256_classes_keep_their_indices_in_16_bits(tmp_path):
+    labels = np.array([[0, 255], [256, 299]], np.uint16)
+    colours = class_colours(300)
+    palette_image(labels, colours).save(tmp_path / "labels.png")
+    with Image.open(tmp_path / "labels.png") as image:
+        assert np.array_equal(np.asarray(image), labels)
+    assert np.array_equal(colour_labels(labels, colours), colours[labels])
+    overlay = overlay_labels(np.zeros((2, 2, 3), np.uint8), labels, colours, strength=1.0)
+    assert overlay[0, 1].any()  # 255 is a class here, not unlabelled
+
+
+def test_predicted_classes_beyond_255_do_not_wrap():
+    class Constant(torch.nn.Module):
+        card = Card("constant", 300, {}, [f"class {index}" for index in range(300)], Preprocess(32), "segmentation")
+
+        def forward(self, images):
+            return torch.nn.functional.one_hot(torch.full(images.shape[:1] + images.shape[2:], 299), 300).movedim(-1, 1)
+
+    (prediction,) = saccade.predict(Constant(), np.zeros((32, 32, 3), np.uint8))
+    assert prediction.labels.min() == 299

@@ -43,7 +43,7 @@ class Scores:
     superpixels: list[dict[str, Any]]
     maps: list[dict[str, Any]]
     pointing: list[dict[str, Any]]
-    curves: dict[str, Any]  # deletion and insertion, by token importance and in random order
+    curves: dict[str, Any]  # deletion and insertion, by token importance and with the importances shuffled
     skipped: dict[str, str] = field(default_factory=dict)  # image -> error
 
     def summary(self) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def _add_curves(
     size = image.shape[1], image.shape[2]
     rankings = {
         "tokens": saliency(observation.steps[-1], weights, size),
-        "random": torch.from_numpy(rng.random(size)),
+        "random": saliency(observation.steps[-1], weights[rng.permutation(len(weights))], size),
     }
     for method, values in rankings.items():
         table.curves.setdefault(f"deletion, {method}", []).append(deletion(image, values, classify))

@@ -6,6 +6,7 @@ import timm
 import torch
 from PIL import Image
 
+from saccade.explanation.scores import score as module
 from saccade.explanation.scores.ground_truth import Sample
 from saccade.explanation.scores.score import rows_as_text, saliency, score
 from tests.explanation.models import QuadrantModel
@@ -30,6 +31,21 @@ def test_tokens_equal_to_the_truth_are_perfect_superpixels(folders):
     assert scores.pointing == []
     assert set(scores.curves) == {"deletion, tokens", "insertion, tokens", "deletion, random", "insertion, random"}
     assert len(scores.curves["deletion, tokens"]["fraction"]) == 17
+
+
+def test_random_order_shuffles_the_importances_of_the_same_maps(monkeypatch):
+    rankings = []
+    original = module.deletion
+
+    def deletion(image, values, classify):
+        rankings.append(values)
+        return original(image, values, classify)
+
+    monkeypatch.setattr(module, "deletion", deletion)
+    score([Sample("a", Image.fromarray(np.full((64, 64, 3), 255, np.uint8)), None, None)], QuadrantModel(), size=64)
+    tokens, shuffled = (set(values[16::32, 16::32].flatten().tolist()) for values in rankings)
+    assert tokens == shuffled  # one value per quadrant
+    assert not torch.equal(*rankings)
 
 
 def test_pointing_weights_tokens_by_importance():
