@@ -91,19 +91,19 @@ def package_rows(report: dict) -> list[str]:
     return [*(row for row in rows if row is not total), total]
 
 
-def percent(part: int, whole: int) -> str:
+def percent(part: int, total: int) -> str:
     """Rounded down: 100 % means all."""
-    return f"{part * 1000 // whole / 10:.1f} %" if whole else "–"
+    return f"{part * 1000 // total / 10:.1f} %" if total else "–"
 
 
-def ranges(numbers: list[int]) -> str:
+def ranges(lines: list[int]) -> str:
     """3-5, 9 of [3, 4, 5, 9]."""
     spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
+    for line in lines:
+        if spans and line == spans[-1][1] + 1:
+            spans[-1][1] = line
         else:
-            spans.append([number, number])
+            spans.append([line, line])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
 
 
