@@ -1,13 +1,16 @@
-"""Write constraints-lowest.txt (the floors of pyproject.toml) and constraints.txt (the installed, newest versions).
+"""Write constraints-lowest.txt: the lower bounds of pyproject.toml; and the files of installed versions.
 
-    python tools/make_constraints.py            # constraints-lowest.txt
-    python tools/make_constraints.py --newest   # constraints.txt too, from the running environment
+    python tools/make_constraints.py                                     # constraints-lowest.txt
+    python tools/make_constraints.py --installed constraints-newest.txt  # also the versions of the running environment
+    python tools/make_constraints.py --installed constraints.txt         # those that `make test` installs
 
-`pip install -c constraints-lowest.txt -e '.[dev]'` installs the lowest allowed version of every direct dependency.
+`make constraints` installs the newest versions and writes the first two. `make test-lowest` and `make test-newest`
+run the suite with them.
 """
 
 import argparse
 import re
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,15 +20,22 @@ except ImportError:  # Python 3.10
     import pip._vendor.tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
-LOWEST_HEADER = [
-    "# The lowest versions that pyproject.toml allows; written by tools/make_constraints.py.",
-    "# pip install -c constraints-lowest.txt -e '.[dev]'",
-]
-NEWEST_HEADER = [
-    "# A set of versions the suite passes with, for reproducible installs: pip install -c constraints.txt saccade",
-    "# On Python 3.10, pyproject.toml's lower bounds decide.",
-]
-TRANSITIVE = ("aiohttp", "gradio_client")  # pinned in constraints.txt besides the direct dependencies
+HEADERS = {
+    "constraints-lowest.txt": [
+        "# The lowest versions that pyproject.toml allows; written by tools/make_constraints.py.",
+        "# `make test-lowest` runs the suite with them on Python 3.10.",
+    ],
+    "constraints-newest.txt": [
+        "# The newest versions that pyproject.toml allows; written by `make constraints`.",
+        "# `make test-newest` runs the suite with them on Python 3.13.",
+    ],
+    "constraints.txt": [
+        "# A set of versions the suite passes with, for reproducible installs: pip install -c constraints.txt saccade",
+        "# On an older Python, pyproject.toml's lower bounds decide.",
+    ],
+}
+# Pinned besides the direct dependencies: what they refuse or break with in other versions.
+TRANSITIVE = ("aiohttp", "ftfy", "gradio_client", "markdown-it-py", "tokenizers")
 REQUIREMENT = re.compile(r"^(?P<name>[\w.-]+)(?:\[[\w,]+\])?\s*(?P<bounds>[^;]*)(?:;(?P<marker>.*))?$")
 
 
@@ -44,12 +54,13 @@ def requirements(document: dict) -> dict[str, tuple[str, str]]:
         floor = re.search(r">=\s*([\w.]+)", match["bounds"])
         if floor is None:
             raise ValueError(f"expected a lower bound for {name}, got {line!r}. Add >=VERSION in pyproject.toml.")
-        if name not in floors or _key(floor[1]) > _key(floors[name][0]):
+        if name not in floors or version_key(floor[1]) > version_key(floors[name][0]):
             floors[name] = floor[1], (match["marker"] or "").strip()
     return floors
 
 
-def _key(text: str) -> tuple[int, ...]:
+def version_key(text: str) -> tuple[int, ...]:
+    """(2, 11) of 2.11, to compare versions."""
     return tuple(int(part) for part in re.findall(r"\d+", text))
 
 
@@ -59,28 +70,36 @@ def lowest(document: dict) -> str:
         f"{name}=={floor}" + (f" ; {marker}" if marker else "")
         for name, (floor, marker) in sorted(requirements(document).items())
     ]
-    return "\n".join([*LOWEST_HEADER, *rows]) + "\n"
+    return "\n".join([*HEADERS["constraints-lowest.txt"], *rows]) + "\n"
 
 
-def newest(document: dict) -> str:
-    """The text of constraints.txt, from the installed packages."""
-    rows = []
-    for name in sorted({*requirements(document), *TRANSITIVE}):
+def installed(document: dict, file: str) -> str:
+    """The text of a file with the versions of the running environment, for its Python and later ones."""
+    python = f'python_version >= "{sys.version_info.major}.{sys.version_info.minor}"'
+    floors = requirements(document)
+    rows, missing = [], []
+    for name in sorted({*floors, *TRANSITIVE}):
         try:
-            rows.append(f'{name}=={version(name).partition("+")[0]} ; python_version >= "3.11"')
+            rows.append(f"{name}=={version(name).partition('+')[0]} ; {python}")
         except PackageNotFoundError:
-            continue  # an extra that is not installed
-    return "\n".join([*NEWEST_HEADER, *rows]) + "\n"
+            missing.append(name)
+    if missing:
+        raise SystemExit(
+            f"expected every dependency to be installed, got none of {', '.join(missing)}. Install '.[dev,scale,fuzz]'."
+        )
+    return "\n".join([*HEADERS[file], *rows]) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--newest", action="store_true", help="write constraints.txt, too")
+    parser.add_argument(
+        "--installed", choices=["constraints-newest.txt", "constraints.txt"], help="write this file, too"
+    )
     options = parser.parse_args()
     document = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (ROOT / "constraints-lowest.txt").write_text(lowest(document), encoding="utf-8")
-    if options.newest:
-        (ROOT / "constraints.txt").write_text(newest(document), encoding="utf-8")
+    if options.installed:
+        (ROOT / options.installed).write_text(installed(document, options.installed), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """Interleaved measurements: order, medians, conditions, errors."""
 
+from itertools import count as count_from
+from types import SimpleNamespace
+
 import pytest
 import torch
 from timm.models import create_model
 
 from saccade.benchmark import Case, Ceiling, Measurement, count, interleave, measure, measure_ceiling, timing
 from saccade.benchmark.machine import PeakMemory, best_time
-from saccade.benchmark.timing import prepare
+from saccade.benchmark.timing import loader_throughput, prepare
 
 
 def test_steps_are_interleaved():
@@ -84,3 +87,13 @@ def test_peak_memory_sees_a_temporary_allocation():
     with PeakMemory("cpu") as peak:
         torch.ones(16 * 2**20)  # 64 MiB
     assert peak.bytes is None or peak.bytes > 32 * 2**20
+
+
+def test_loader_throughput_leaves_out_the_first_batch_and_stops_after_its_time(monkeypatch):
+    """A clock that advances by a second per reading: batch 0 starts it, 1 and 2 are counted, 3 is never read."""
+    clock = count_from(100)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    batches = iter([SimpleNamespace(labels=[0] * size) for size in (50, 3, 6, 7)])
+    prepared = []
+    assert loader_throughput(batches, prepared.append, seconds=1.5) == (3 + 6) / 3
+    assert [len(batch.labels) for batch in prepared] == [50, 3, 6]

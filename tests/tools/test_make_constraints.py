@@ -5,15 +5,27 @@ try:
 except ImportError:  # Python 3.10
     import pip._vendor.tomli as tomllib
 
+import re
+
 import pytest
 
-from tools.make_constraints import ROOT, lowest, requirements
+from tools.make_constraints import HEADERS, ROOT, TRANSITIVE, lowest, requirements, version_key
 
 DOCUMENT = tomllib.loads((ROOT / "pyproject.toml").read_text()) if (ROOT / "pyproject.toml").is_file() else {}
 
 
 def test_lowest_file_is_current():
     assert (ROOT / "constraints-lowest.txt").read_text() == lowest(DOCUMENT), "run `python tools/make_constraints.py`"
+
+
+@pytest.mark.parametrize("file", ["constraints-newest.txt", "constraints.txt"])
+def test_installed_versions_cover_every_dependency_and_keep_its_floor(file):
+    lines = (ROOT / file).read_text().splitlines()
+    assert lines[:2] == HEADERS[file]
+    pins = dict(re.split("==| ; ", line)[:2] for line in lines[2:])
+    floors = requirements(DOCUMENT)
+    assert pins.keys() == {*floors, *TRANSITIVE}, "run `make constraints`"
+    assert [name for name, (floor, _) in floors.items() if version_key(pins[name]) < version_key(floor)] == []
 
 
 def test_highest_floor_of_the_extras_decides():

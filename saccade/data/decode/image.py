@@ -172,8 +172,6 @@ def to_rgb(image: Image.Image, in_place: bool = False) -> Image.Image:
         return _cmyk_to_rgb(image)
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         return _grey_to_rgb(image)
-    if image.mode == "LAB":
-        return _convert_profile(image, ImageCms.createProfile("LAB"))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         return _by_bands(image, _on_white)
     return image.convert("RGB")
@@ -233,13 +231,10 @@ def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
     profile = image.info.get("icc_profile")
     if profile:
         try:
-            return _convert_profile(image, ImageCms.ImageCmsProfile(io.BytesIO(profile)))
+            source, target = ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB")
+            converted = ImageCms.profileToProfile(image, source, target, outputMode="RGB")
+            assert converted is not None  # None only for in-place conversion
+            return converted
         except (ImageCms.PyCMSError, OSError):
             pass  # invalid profile: fall back to Pillow's formula
     return image.convert("RGB")
-
-
-def _convert_profile(image: Image.Image, source: Any) -> Image.Image:
-    converted = ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
-    assert converted is not None  # None only for in-place conversion
-    return converted

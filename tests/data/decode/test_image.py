@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageCms
 
 from saccade.data.decode.image import FORMATS, IMAGE_SUFFIXES, BadImage, read_image, read_mask_values, to_rgb
 from tests.data.mask_files import save
@@ -77,6 +77,36 @@ def test_cmyk_is_not_inverted():
     ):
         rgb = corner(read_image(encode(Image.new("CMYK", (8, 8), ink), "JPEG", quality=100)))
         np.testing.assert_allclose(rgb, expected, atol=3)
+
+
+def test_cmyk_with_a_damaged_profile_is_converted_without_it():
+    image = Image.new("CMYK", (2, 2), (0, 200, 200, 0))
+    expected = corner(to_rgb(image.copy()))
+    image.info["icc_profile"] = b"not a profile"
+    assert corner(to_rgb(image)) == expected
+
+
+def test_lab_is_converted_to_the_colours_it_encodes():
+    profiles = ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB")
+    red = Image.new("RGB", (2, 2), (200, 30, 40))
+    lab = ImageCms.profileToProfile(red, *profiles, outputMode="LAB")
+    assert np.allclose(corner(to_rgb(lab)), (200, 30, 40), atol=4)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [(np.nan, "finite"), (-1.0, "not negative"), (70000.0, "at most 16 bits, got 70000")]
+)
+def test_grey_values_without_a_scale_are_refused(value, message):
+    with pytest.raises(ValueError, match=message):
+        to_rgb(Image.fromarray(np.full((2, 2), value, np.float32)))
+
+
+def test_large_image_in_a_few_bytes_is_refused_from_bytes_and_files():
+    encoded = encode(Image.new("1", (6000, 6000)), "TIFF", compression="group4")
+    assert len(encoded) < 10_000
+    for source in (encoded, io.BytesIO(encoded)):
+        with pytest.raises(BadImage, match="36 megapixels"):
+            read_image(source)
 
 
 def test_damaged_file_raises_with_its_name(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from saccade.data.open import find_object_splits, open_split, open_train_and_val
 from saccade.data.sources.base import DataError
-from saccade.data.sources.box_files import parse_voc, parse_yolo
+from saccade.data.sources.box_files import MAX_XML_BYTES, BoxFiles, parse_voc, parse_yolo, yolo_pairs
 from tests.data.mask_files import save
 
 VOC = """<annotation><filename>a.jpg</filename><object><name>{}</name><difficult>0</difficult>
@@ -20,6 +20,7 @@ def write_image(path):
 def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+    return path
 
 
 def yolo(root, images, labels, name="a", text="1 0.5 0.5 0.2 0.4\n"):
@@ -67,6 +68,21 @@ def test_yolo_lines_are_checked(tmp_path, text):
     write(tmp_path / "a.txt", f"0 0 0 1 1\n{text}\n")
     with pytest.raises(DataError, match=r"a\.txt, line 2: expected class x y width height"):
         parse_yolo(tmp_path / "a.txt")
+
+
+def test_yolo_images_listed_in_a_file_and_beside_their_labels(tmp_path):
+    list_file = write(tmp_path / "train.txt", "images/a.jpg\n\nflat/b.png\n")
+    assert yolo_pairs(list_file) == [
+        (tmp_path / "images/a.jpg", tmp_path / "labels/a.txt"),
+        (tmp_path / "flat/b.png", tmp_path / "flat/b.txt"),
+    ]
+
+
+def test_no_image_and_no_box_raise(tmp_path):
+    with pytest.raises(DataError, match="got no image"):
+        BoxFiles([], parse_yolo)
+    with pytest.raises(DataError, match="expected boxes in"):
+        BoxFiles([(tmp_path / "a.jpg", tmp_path / "a.txt")], parse_yolo)
 
 
 def test_yolo_class_without_a_name_raises(tmp_path):
@@ -117,6 +133,14 @@ def test_voc_files_are_checked(tmp_path, text, message):
     write(tmp_path / "a.xml", text)
     with pytest.raises(DataError, match=message):
         parse_voc(tmp_path / "a.xml")
+
+
+def test_voc_file_that_is_too_large_raises(tmp_path):
+    file = write(tmp_path / "a.xml", "")
+    with file.open("wb") as stream:
+        stream.truncate(MAX_XML_BYTES + 1)
+    with pytest.raises(DataError, match="expected at most"):
+        parse_voc(file)
 
 
 def test_voc_entities_in_utf16_are_refused(tmp_path):
