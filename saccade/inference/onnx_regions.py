@@ -34,7 +34,7 @@ class RegionSessions:
         self.settings: dict[str, Any] = metadata["selection"]
         self.sessions: dict[str, Any] = {}
         for name, part in metadata["graphs"].items():
-            file = path.parent / part["file"]
+            file = path.parent / Path(part["file"]).name  # never another folder
             if not file.is_file():
                 raise ValueError(
                     f"expected {part['file']} next to {path}, which needs it. Copy all files of the export."
