@@ -35,8 +35,8 @@ INTERNAL = {
     "saccade/cli/bench.py": (("saccade.benchmark.batch",), "measures batch prediction, which needs pyarrow"),
     "saccade/cli/eval.py": (("saccade.engine",), "the names of metrics, for its tables"),
     "saccade/cli/export.py": (
-        ("saccade.inference.export_check", "saccade.tasks.load"),
-        "tolerances; cards of untrained models",
+        ("saccade.inference.export_check", "saccade.tasks", "saccade.weights.releases"),
+        "tolerances; cards of untrained models; names of detectors and releases",
     ),
     "saccade/cli/models.py": (("saccade.models.paper",), "the published numbers"),
     "saccade/cli/pull.py": (("saccade.tasks.released",), "stores converted files without loading models"),

@@ -100,11 +100,11 @@ def preprocess_of(model: nn.Module) -> Preprocess:
     return _preprocess(getattr(model, "pretrained_cfg", None) or {})
 
 
-def timm_config(card: Card) -> dict[str, Any]:
-    """The fields of timm's `pretrained_cfg` that a card states."""
+def timm_config(card: Card, video: bool = False) -> dict[str, Any]:
+    """The fields of timm's `pretrained_cfg` that a card states; image models read single frames of a video."""
     preprocess, size = card.preprocess, card.preprocess.size
     return {
-        "input_size": (3, preprocess.frames, size, size) if preprocess.frames else (3, size, size),
+        "input_size": (3, preprocess.frames, size, size) if video else (3, size, size),
         "pool_size": (max(1, size // 32),) * 2,
         "mean": preprocess.mean,
         "std": preprocess.std,

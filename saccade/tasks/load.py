@@ -88,7 +88,8 @@ def _load_file(path: Path) -> nn.Module:
     if card.preprocess == Preprocess():
         card = card._replace(preprocess=describe_model(model).preprocess)
     if card.task == "classification":  # for timm.data.resolve_data_config
-        model.pretrained_cfg = model.default_cfg = model.pretrained_cfg | timm_config(card)  # type: ignore
+        config: Any = model.pretrained_cfg
+        model.pretrained_cfg = model.default_cfg = config | timm_config(card, video=len(config["input_size"]) == 4)
     model.card = card  # type: ignore[assignment] # nn.Module declares tensors and modules only
     model.weights_file = path  # type: ignore[assignment] # `saccade.evaluate` reads the recipe next to it
     return model.eval()
