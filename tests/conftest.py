@@ -4,9 +4,13 @@ import os
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -197,11 +197,13 @@ def _timm_card(path: Path) -> Card | None:
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if not isinstance(config, dict) or not is_model(str(config.get("architecture", ""))):
         return None
-    names = config.get("label_names") or []
+    names, options = config.get("label_names") or [], config.get("model_args") or {}
+    if isinstance(options, dict):
+        options = {key: value for key, value in options.items() if key != "num_classes"}  # timm 1.0.31 writes it
     return Card(
         config["architecture"],
         config["num_classes"],
-        config.get("model_args") or {},
+        options,
         list(names.values()) if isinstance(names, dict) else list(names),
         _preprocess(config.get("pretrained_cfg") or {}),
     )

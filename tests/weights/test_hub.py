@@ -122,7 +122,8 @@ def test_pushed_segmenter_loads(hub, tmp_path):
 
 def test_repository_written_by_timm_has_a_card(hub):
     model = saccade.create_model("vt_nano", num_classes=3).eval()
-    save_for_hf(model, hub.folder / "them/vt", {"label_names": ["a", "b", "c"]}, safe_serialization=True)
+    config = {"label_names": ["a", "b", "c"], "model_args": {"num_classes": 3}}  # as timm 1.0.31 writes it
+    save_for_hf(model, hub.folder / "them/vt", config, safe_serialization=True)
     opened = saccade.load("hf-hub:them/vt")
     card = opened.card
     assert (card.name, card.classes, card.preprocess.size) == ("vt_nano", ["a", "b", "c"], 64)

@@ -106,6 +106,8 @@ class VideoFile:
     def frames(self, indices: Sequence[int]) -> Iterator[Image.Image]:
         pending = [self.timestamps[index] if self.timestamps else index for index in indices]
         image = None
+        # `frame.reformat` keeps a converter per thread, which a forked process waits for when it frees it (PyAV 19).
+        converter = require("av.video.reformatter", "train").VideoReformatter()
         with _open_stream(self.path) as (container, stream):
             if self.timestamps and pending and pending[0] > self.timestamps[0]:
                 container.seek(pending[0], stream=stream)  # to the key frame at or before it
@@ -114,7 +116,7 @@ class VideoFile:
                 # A frame lost to corruption is replaced by the next one that decodes.
                 ready = bisect_left(pending, timestamp + 1) if timestamp is not None else 0
                 if ready:
-                    image = _to_image(frame)
+                    image = _to_image(frame, converter)
                     yield from [image] * ready
                     pending = pending[ready:]
                 if not pending:
@@ -164,9 +166,9 @@ def _every(path: str | os.PathLike, seconds: float) -> tuple[VideoFile, list[int
     return video, indices
 
 
-def _to_image(frame: Any) -> Image.Image:
+def _to_image(frame: Any, converter: Any) -> Image.Image:
     """RGB, rotated as the file's metadata says."""
-    rgb = frame.reformat(format="rgb24")
+    rgb = converter.reformat(frame, format="rgb24")
     plane: Any = rgb.planes[0]  # a buffer; `frame.to_image` copies it twice before Pillow does
     direction = 1 if plane.line_size > 0 else -1  # bottom-up frames
     image = Image.frombytes(

@@ -1,7 +1,10 @@
 """Frame-accurate reading of video containers, and errors for damaged files."""
 
+import multiprocessing
+import os
 import pickle
 from fractions import Fraction
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -144,7 +147,7 @@ def test_frames_are_decoded_lazily(tmp_path, monkeypatch):
 
     converted: list[int] = []
     to_image = module._to_image
-    monkeypatch.setattr(module, "_to_image", lambda frame: converted.append(1) or to_image(frame))
+    monkeypatch.setattr(module, "_to_image", lambda *values: converted.append(1) or to_image(*values))
     write_video(tmp_path / "a.mp4", greys(60))
     frames = VideoFile(tmp_path / "a.mp4").frames(range(20, 60, 2))
     assert frame_indices([next(frames), next(frames), next(frames)]) == [20, 22, 24]
@@ -217,7 +220,7 @@ def test_frame_with_rows_from_bottom_to_top_is_upright():
 
     rows = [bytes([1, 2, 3, 4, 5, 6, 0, 0]), bytes([7, 8, 9, 10, 11, 12, 0, 0])]
     rgb = SimpleNamespace(planes=[Plane(b"".join(reversed(rows)))], width=2, height=2)
-    image = video._to_image(SimpleNamespace(reformat=lambda format: rgb))
+    image = video._to_image(SimpleNamespace(), SimpleNamespace(reformat=lambda frame, format: rgb))
     np.testing.assert_array_equal(np.array(image).reshape(2, 6), [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]])
 
 
@@ -230,3 +233,26 @@ def test_large_frames_in_a_small_file_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(video, "MAX_PIXELS_PER_BYTE", 1)
     with pytest.raises(BadVideo, match=r"megapixels per frame in a file of this size, got 64 x 64"):
         VideoFile(tmp_path / "a.mp4")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_process_can_fork_while_a_thread_has_read_a_video(tmp_path):
+    """Workers of data loaders are forked; a converter that PyAV keeps for the thread would block them."""
+    write_video(tmp_path / "clip.mp4", greys(4))
+    read, done = Event(), Event()
+
+    def work():
+        list(VideoFile(tmp_path / "clip.mp4").frames([0, 1]))
+        read.set()
+        done.wait()
+
+    thread = Thread(target=work)
+    thread.start()
+    read.wait()
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    process.join(30)
+    process.kill()
+    done.set()
+    thread.join()
+    assert process.exitcode == 0
