@@ -10,6 +10,7 @@ functions; the first row that matches decides. Exit code: 1 if a line has no rea
 
 import argparse
 import json
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -141,10 +142,17 @@ def page(report: dict, rules: list[Rule], environment: str) -> str:
     return "\n".join(text) + "\n"
 
 
+def describe_commit() -> str:
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return f"lines are those of commit {commit}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path, help="what --cov-report=json wrote")
     parser.add_argument("--missing", action="store_true", help="print the lines without a reason; write nothing")
+    parser.add_argument("--environment", help="what was measured, if it was not this environment and commit")
     options = parser.parse_args()
     report = json.loads(options.report.read_text(encoding="utf-8"))
     rules = read_rules(REASONS.read_text(encoding="utf-8"))
@@ -155,8 +163,9 @@ def main() -> int:
         print(f"{REASONS.name}: {' | '.join(rule)}: matches nothing")
     if not options.missing:
         packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "coverage"))
-        environment = f"Measured with Python {python_version()}, {packages}, on a CPU."
-        PAGE.write_text(page(report, rules, environment), encoding="utf-8")
+        environment = f"Python {python_version()}, {packages}, on a CPU; {describe_commit()}"
+        text = page(report, rules, f"Measured with {options.environment or environment}.")
+        PAGE.write_text(text, encoding="utf-8")
     return 1 if without or unused else 0
 
 
