@@ -195,4 +195,4 @@ def test_compiled_model_takes_same_steps(tmp_path):
     a, b = load_file(plain.out / "last.safetensors"), load_file(compiled.out / "last.safetensors")
     assert a.keys() == b.keys()
     for name in a:
-        torch.testing.assert_close(a[name], b[name], atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(a[name], b[name], atol=5e-4, rtol=1e-3)

@@ -68,7 +68,7 @@ def test_losses_fall(head):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "steps", "options"),
-    [("mask_rcnn", 80, SMALL), ("cascade_mask_rcnn", 80, SMALL), ("sparse", 200, dict(detect_tokens=20))],
+    [("mask_rcnn", 120, SMALL), ("cascade_mask_rcnn", 80, SMALL), ("sparse", 200, dict(detect_tokens=20))],
 )
 def test_four_scenes_are_overfitted(head, steps, options):
     scenes = SceneObjects(4, 96)

@@ -76,7 +76,7 @@ def test_demo_runs_from_another_folder(installed, tmp_path):
 @pytest.mark.slow
 def test_embedded_weights_predict_from_another_folder(installed, tmp_path):
     site, _ = installed
-    photo = site / "saccade/data/photos/cat.jpg"
+    photo = site / "saccade/data/synthetic/photos/cat.jpg"
     document = json.loads(run_installed(site, tmp_path, "predict", "svit_nano", photo, "--device", "cpu", "--json"))
     names = {row["name"] for row in document["predictions"][0]["classes"]}
     assert names == {"tabby", "espresso", "goldfish", "crane"}
