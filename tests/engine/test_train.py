@@ -186,13 +186,16 @@ def test_timm_model_trains_in_mixed_precision(tmp_path):
     assert train(plan, tmp_path, progress=False).result["model"] == "resnet10t"
 
 
+SGD = "optimizer={name: sgd, lr: 0.01}"  # AdamW divides tiny gradients by their size, which magnifies rounding
+
+
 @pytest.mark.slow
 def test_compiled_model_takes_same_steps(tmp_path):
     plain, compiled = (
-        train(recipe(f"trainer.compile={switch}", "augment.mixup=0.8"), tmp_path / switch, progress=False)
+        train(recipe(f"trainer.compile={switch}", "augment.mixup=0.8", SGD), tmp_path / switch, progress=False)
         for switch in ("false", "true")
     )
     a, b = load_file(plain.out / "last.safetensors"), load_file(compiled.out / "last.safetensors")
     assert a.keys() == b.keys()
     for name in a:
-        torch.testing.assert_close(a[name], b[name], atol=5e-4, rtol=1e-3)
+        torch.testing.assert_close(a[name], b[name], atol=2e-5, rtol=1e-4)

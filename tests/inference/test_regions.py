@@ -306,8 +306,8 @@ def test_exported_detector_agrees(tmp_path, head, backbone, options, dtype):
     export = export_model(model, tmp_path / "model.onnx", dtype=value, card=card)
     assert len(export.files) == (3 if options.get("masks", True) else 2)
     rows = check_export(export.path, model, card, export.metadata, sizes=SIZES)
-    # Random weights: equal objectness in the padding of VT-FPN, and objects of a cascade that overlap by the threshold.
-    # torch.topk and rounding decide which of them remain, so the graphs are compared, not the objects.
+    # Random weights: hundreds of anchors have the same objectness or the same float32 score after the sigmoid.
+    # torch.topk and the sort in NMS order them arbitrarily, so the graphs are compared, not the objects.
     if options.get("neck") or (backbone, head) == ("vt_nano", "cascade_mask_rcnn"):
         rows = [row for row in rows if row.inputs in ("proposals", "regions", "masks")]
         assert len(rows) == 9 * len(export.files)

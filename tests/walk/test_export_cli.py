@@ -86,12 +86,16 @@ DETECTOR_OPTIONS = ("num_classes=3", "min_size=64", "max_size=96", "width=8", "b
 
 
 @pytest.mark.slow
-def test_detector_by_name_is_exported_and_predicts(capsys, tmp_path):
+def test_detector_by_name_is_exported_checked_and_predicts(capsys, tmp_path):
     flags = [word for option in DETECTOR_OPTIONS for word in ("--set", option)]
     path = tmp_path / "detector.onnx"
-    code, out, err = run(capsys, "export", "vt_nano+mask_rcnn", *flags, "--json", "--out", path)
+    code, out, err = run(capsys, "export", "vt_nano+mask_rcnn", *flags, "--check", "--json", "--out", path)
     document = json.loads(out)
-    assert code == 0, err
+    check = document["check"]
+    assert code == (0 if check["agrees"] else 1), err  # random weights: objects of equal scores may differ
+    graphs = [row for row in check["rows"] if row["inputs"] in ("proposals", "regions", "masks")]
+    assert len(graphs) == 27
+    assert max(row["relative"] for row in graphs) < 1e-4
     assert "vt_nano+mask_rcnn is randomly initialised" in err
     assert document["files"] == [str(tmp_path / f"detector{part}.onnx") for part in ("", ".regions", ".masks")]
     code, out, err = run(capsys, "predict", path, PHOTO, "--json", "--threshold", "0.2")
