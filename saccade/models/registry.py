@@ -15,11 +15,11 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
+from saccade import ops
 from saccade.layers.conv import DepthwiseConv
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.norm import ChannelNorm, TokenNorm
 from saccade.layers.position import AbsolutePosition
-from saccade.ops._weights import install_weight_cast
 from saccade.weights.releases import Release
 from saccade.weights.releases import find as find_release
 
@@ -81,7 +81,7 @@ def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model
     )
     if clip:
         model.pretrained_cfg["input_size"] = clip
-    install_weight_cast(model)
+    ops.install_weight_cast(model)
     return model
 
 

@@ -24,6 +24,7 @@ from timm.models import generate_default_cfgs, register_notrace_module
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from saccade import ops
 from saccade.layers.mlp import TokenMlp
 from saccade.models.card import Card, preprocess_of
 from saccade.models.registry import build, choose, pretrained_cfg, register
@@ -37,7 +38,6 @@ from saccade.models.sparseformer import (
     feature_info,
     init_weights,
 )
-from saccade.ops._weights import install_weight_cast
 from saccade.tokens.locate import LocationAttention
 from saccade.tokens.regions import (
     MlpAdjuster,
@@ -293,7 +293,7 @@ def bootstrap(
     chosen = inherited | own | options
     model = SparseFormerV2(**chosen)
     model.load_state_dict(model.state_dict() | _inherited_weights(source, blocks))
-    install_weight_cast(model)
+    ops.install_weight_cast(model)
     if freeze:
         frozen = set(model.bootstrap_groups()["frozen"])
         for name, parameter in model.named_parameters():

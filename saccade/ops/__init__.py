@@ -4,6 +4,7 @@ Models call them unconditionally; `_dispatch` decides which implementation runs,
 """
 
 from saccade.ops._dispatch import REGISTRY, disabled, enabled, interpreted, plain_layer, record_implementations
+from saccade.ops._weights import install_weight_cast
 from saccade.ops.attention import self_attention
 from saccade.ops.batch_norm import norm_act
 from saccade.ops.conv import conv_act_norm, conv_norm, conv_norm_act, first_conv
@@ -31,6 +32,7 @@ __all__ = [
     "enabled",
     "first_conv",
     "grouped_linear",
+    "install_weight_cast",
     "interpreted",
     "linear_gelu",
     "norm_act",

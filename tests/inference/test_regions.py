@@ -1,8 +1,6 @@
 """Mask R-CNN and its cascade as ONNX graphs: selection in numpy against torchvision, files against PyTorch."""
 
 import json
-import subprocess
-import sys
 from functools import cache
 
 import numpy as np
@@ -27,6 +25,7 @@ from saccade.tasks.load import describe_model
 from saccade.tasks.predict import predict
 from saccade.tasks.results import Detections
 from tests.heads.small_detectors import make_detector
+from tests.torch_free import run_without_torch
 
 pytest.importorskip("onnx", reason="needs saccade[export]")
 pytest.importorskip("onnxscript", reason="needs saccade[export]")
@@ -212,16 +211,8 @@ def test_parts_of_another_export_are_refused(exported, tmp_path):
 
 def test_predict_of_exported_mask_rcnn_equals_predict_and_imports_no_torch(exported, tmp_path):
     model, export = exported
-    arguments = ["saccade", "predict", str(export.path), PHOTO, "--threshold", "0.35", "--out", str(tmp_path)]
-    code = (
-        f"import sys; sys.argv = {arguments!r}\n"
-        "from saccade.cli import main\n"
-        "code = main()\n"
-        "print('imported', *{'torch', 'timm', 'torchvision', 'onnx'} & set(sys.modules))\n"
-        "sys.exit(code)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "imported"
+    arguments = ["predict", str(export.path), PHOTO, "--threshold", "0.35", "--out", str(tmp_path)]
+    run_without_torch(arguments)
     (entry,) = json.loads((tmp_path / "predictions.json").read_text())["predictions"]
     expected = predict(model, PHOTO, threshold=0.35)[0].objects()
     assert len(expected) > 3

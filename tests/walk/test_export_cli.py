@@ -2,14 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
 from saccade.cli import main
 from saccade.data.synthetic.photos import photo_paths
 from saccade.inference import export_check
+from tests.torch_free import run_without_torch
 from tests.weights.folder import make_run
 
 pytest.importorskip("onnx", reason="needs saccade[export]")
@@ -138,17 +137,8 @@ def test_wrong_usage_is_exit_code_2(capsys, checkpoint, tmp_path):
 
 def test_predict_of_a_file_imports_no_torch(onnx_file, tmp_path):
     """In a process whose program name is `saccade`, as the console script starts it."""
-    arguments = ["saccade", "predict", str(onnx_file), PHOTO, "--top", "2", "--out", str(tmp_path)]
-    code = (
-        f"import sys; sys.argv = {arguments!r}\n"
-        "from saccade.cli import main\n"
-        "code = main()\n"
-        "print('imported', *{'torch', 'timm', 'torchvision', 'onnx'} & set(sys.modules))\n"
-        "sys.exit(code)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    prediction, imported = done.stdout.splitlines()
-    assert imported == "imported"
+    arguments = ["predict", str(onnx_file), PHOTO, "--top", "2", "--out", str(tmp_path)]
+    (prediction,) = run_without_torch(arguments)
     assert "cat.jpg: " in prediction
     (entry,) = json.loads((tmp_path / "predictions.json").read_text())["predictions"]
     assert len(entry["classes"]) == 2

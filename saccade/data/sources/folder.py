@@ -12,7 +12,23 @@ from saccade.data.decode.image import IMAGE_SUFFIXES, read_image
 from saccade.data.sources.base import DataError, check_known_classes
 
 
-class FolderSource:
+class PathSource:
+    """Images at `paths` relative to `root`."""
+
+    root: Path
+    paths: list[str]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def read(self, index: int) -> Any:
+        return read_image(self.root / self.paths[index])
+
+    def name(self, index: int) -> str:
+        return printable(self.root / self.paths[index])
+
+
+class FolderSource(PathSource):
     """`root/<class>/.../image.jpg`. Classes are the sorted names of the sub-folders, or `classes` of another split."""
 
     suffixes = IMAGE_SUFFIXES
@@ -28,7 +44,7 @@ class FolderSource:
         if classes is not None:
             check_known_classes(set(map(printable, names)), classes, str(self.root))
         self.classes = list(classes) if classes is not None else list(map(printable, names))
-        self.paths: list[str] = []
+        self.paths = []
         labels: list[int] = []
         for name in names:
             paths = sorted(os.path.join(name, path) for path in walk_files(self.root / name, self.suffixes))
@@ -37,15 +53,6 @@ class FolderSource:
             self.paths.extend(paths)
             labels.extend([self.classes.index(printable(name))] * len(paths))
         self.labels = np.asarray(labels, dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def read(self, index: int) -> Any:
-        return read_image(self.root / self.paths[index])
-
-    def name(self, index: int) -> str:
-        return printable(self.root / self.paths[index])
 
 
 def is_data_file(name: str, suffixes: set[str]) -> bool:

@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from saccade._extras import printable
-from saccade.data.decode.image import read_image
 from saccade.data.sources.base import DataError, index_label_lists, index_labels, numbered_classes, read_class_names
+from saccade.data.sources.folder import PathSource
 
 LIST_SUFFIXES = (".csv", ".tsv", ".jsonl")
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "video", "video_path")
 LABEL_COLUMNS = ("label", "labels", "class", "classes", "category", "class_name", "action", "tags")
 
 
-class ImageList:
+class ImageList(PathSource):
     """A list with a path and its labels per row, with or without a header.
 
     Paths are relative to `root`, by default the folder of the list. Labels are class names or indices; classes.txt in
@@ -39,15 +38,6 @@ class ImageList:
             self.classes = names or numbered_classes(self.labels, where)
         else:
             self.classes, self.labels = index_labels([str(label) for label in labels], classes, where)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def read(self, index: int) -> Any:
-        return read_image(self.root / self.paths[index])
-
-    def name(self, index: int) -> str:
-        return printable(self.root / self.paths[index])
 
 
 def find_list(folder: Path, *stems: str) -> Path | None:
