@@ -1,25 +1,34 @@
 """Measure the throughput table of docs/speed.md on one GPU.
 
-    python benchmarks/gpu_table.py --warm                 # compile every model in parallel, to fill the caches
-    python benchmarks/gpu_table.py --out DIR --minutes 6  # measure column by column, writing after each
+    python benchmarks/gpu_table.py --out DIR                            # all columns, about ten minutes
+    python benchmarks/gpu_table.py --out DIR --columns eager training --models svit_small resnet50
+    python benchmarks/gpu_table.py --out DIR --scaling                  # cost against image size
 
-Every column is one interleaved run over all models in a separate process, most important first; columns for which
-there is no time left are listed. Writes table.json and scaling.json to --out; tools/make_speed.py generates the page.
+Every cell is a process of its own, with empty kernel caches: it builds a model, makes its first call (timed, with the
+compilation) and waits. When all cells of a group of columns are ready, they are timed one at a time, interleaved: no
+cell inherits memory or caches of another, and none is timed while another compiles. Writes DIR/table.json (or
+scaling.json) after every group; tools/make_speed.py generates the page. Columns for which no time is left are named.
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
-import traceback
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 import saccade  # noqa: F401  (registers the models)
-from saccade.benchmark import Case, describe_machine, measure, measure_ceiling
+from saccade.benchmark import Case, Measurement, count, describe_machine, measure_ceiling
+from saccade.benchmark.machine import PeakMemory, synchronize, timed
+from saccade.benchmark.timing import prepare
 from saccade.cli.bench import add_ratios, size_options
 
 SACCADE = ("svit_small", "paca_small", "sparseformer_tiny", "vt_resnet50")
@@ -27,167 +36,255 @@ TIMM = ("resnet50", "swin_tiny_patch4_window7_224", "pvt_v2_b2", "deit_small_pat
 MODELS = (*SACCADE, *TIMM)
 SCALED = ("sparseformer_tiny", "paca_small", "svit_small", "swin_tiny_patch4_window7_224", "deit_small_patch16_224")
 SCALING = (224, 448, 640, 1024)
-COMPILED = (*SACCADE, "resnet50", "swin_tiny_patch4_window7_224")  # compiling takes minutes
 SECONDS = 0.5  # per measurement: the first launches wait for a host that was busy with another model
-COLUMNS = {  # the other compiled columns use mode="reduce-overhead" and `saccade.inference.compile.compile_options`
-    "torch.compile(model)": dict(compiled=True, plain=True),
-    'torch.compile(model, mode="reduce-overhead")': dict(compiled=True, cuda_graph=True, plain=True),
-    "training, plain loop": dict(mode="train", plain=True),
-    "training, torch.compile(model)": dict(mode="train", compiled=True, plain=True),
-    "eager": dict(),
+# What a user writes, in groups that fit into the memory of the GPU together. "graph" captures a CUDA graph without
+# torch.compile: of `saccade.optimize(..., cuda_graph=True)`, or by torch.cuda.make_graphed_callables in training.
+COLUMNS: dict[str, dict[str, Any]] = {
+    "eager": dict(plain=True),
+    "1024 px": dict(plain=True, size=1024, batch=8),
+    "training": dict(plain=True, mode="train"),
+    "torch.compile(model)": dict(plain=True, compiled=True),
+    'torch.compile(model, mode="reduce-overhead")': dict(plain=True, compiled=True, cuda_graph=True),
+    "training, torch.compile(model)": dict(plain=True, compiled=True, mode="train"),
+    'training, mode="reduce-overhead"': dict(plain=True, compiled=True, cuda_graph=True, mode="train"),
     "CUDA graph": dict(cuda_graph=True),
     "1024 px, CUDA graph": dict(size=1024, batch=8, cuda_graph=True),
-    "training": dict(mode="train"),
+    "training, backward on the calling thread": dict(mode="train"),
     "training, CUDA graph": dict(mode="train", cuda_graph=True),
-    "compiled": dict(compiled=True, cuda_graph=True),
-    "compiled training": dict(compiled=True, cuda_graph=True, mode="train"),
-    "1024 px": dict(size=1024, batch=8),
-    "optimised": dict(optimized=True),
-    "compiled, optimised": dict(compiled=True, cuda_graph=True, optimized=True),
+    "compile_options, reduce-overhead": dict(compiled=True, cuda_graph=True),
+    "training, compile_options, reduce-overhead": dict(compiled=True, cuda_graph=True, mode="train"),
 }
+GROUPS = ((0, 3), (3, 7), (7, 11), (11, 13))  # of COLUMNS
+TABLE = [list(COLUMNS)[start:stop] for start, stop in GROUPS]
+NO_COMPILE = ("pvt_v2_b2", "deit_small_patch16_224")  # left out of compiled columns, for their minutes
 
 
-def case(model: str, size: int = 224, batch: int = 128, **how) -> Case:
-    options = size_options(model, size)
-    return Case(model, size, batch, dtype="bfloat16", channels_last=True, device="cuda", options=options, **how)
+class Cell(NamedTuple):
+    model: str
+    column: str
+    options: dict[str, Any]
+
+    def case(self, device: str) -> Case:
+        settings = dict(size=224, batch=128, dtype="bfloat16", channels_last=True, device=device) | self.options
+        return Case(self.model, options=size_options(self.model, settings["size"]), **settings)
 
 
-def run_column(cases: list[Case], ceiling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Return the rows of the cases that work, and the errors of the others."""
-    try:
-        rows = [result.to_dict() for result in measure(cases, rounds, SECONDS, ceiling)]
-        return rows, []
-    except Exception as problem:
-        traceback.print_exc()
-        if len(cases) == 1:
-            return [], [f"{cases[0].model}: {problem!r}"[:300]]
-    rows, failures = [], []
-    for one in cases:  # measure the others without the one that fails
-        torch.cuda.empty_cache()
-        own_rows, own_failures = run_column([one], ceiling, rounds)
-        rows, failures = rows + own_rows, failures + own_failures
-    return rows, failures
+class Process:
+    """A cell in a process that builds its model, then prints one JSON line per command."""
 
-
-def save(path: Path, rows: list[dict], ceiling, notes: list[str]) -> None:
-    for row in rows:
-        row.pop("rounds", None)
-    document = {
-        "command": "benchmarks/run_all.sh",
-        "machine": describe_machine("cuda"),
-        "ceilings": {"bfloat16": ceiling._asdict()},
-        "notes": notes,
-        "rows": rows,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1))
-
-
-def table(out: Path, deadline: float, columns: list[str], rounds: int, models: list[str]) -> None:
-    """Measure every column in a separate process, so that none inherits caches or memory of another."""
-    ceiling = measure_ceiling("cuda", torch.bfloat16)
-    print(f"ceiling {ceiling.tflops:.0f} TFLOP/s, copy {ceiling.gbytes:.0f} GB/s", flush=True)
-    rows, notes = [], []
-    for name in columns:
-        if time.time() > deadline:
-            notes.append(f"{name}: no time left")
-            continue
-        start, part = time.time(), out / "column.json"
-        part.unlink(missing_ok=True)
-        options = ["--out", str(part), "--rounds", str(rounds), "--models", *models]
-        subprocess.run([sys.executable, __file__, "--column", name, *options])
-        result = json.loads(part.read_text()) if part.is_file() else {"rows": [], "notes": [f"{name}: stopped"]}
-        part.unlink(missing_ok=True)
-        rows, notes = rows + result["rows"], notes + result["notes"]
-        save(out / "table.json", rows, ceiling, notes)
-        print(f"{name}: {time.time() - start:.0f} s", flush=True)
-    if time.time() < deadline and columns == list(COLUMNS):  # not for selected columns
-        scaling(out, ceiling)
-    print(*notes, sep="\n", flush=True)
-
-
-def column(name: str, out: Path, rounds: int, wanted: list[str]) -> None:
-    """Measure one column, all models interleaved."""
-    ceiling = measure_ceiling("cuda", torch.bfloat16)
-    models = [model for model in (COMPILED if COLUMNS[name].get("compiled") else MODELS) if model in wanted]
-    rows, failures = run_column([case(model, **COLUMNS[name]) for model in models], ceiling, rounds)
-    if any(row["model"] == "resnet50" for row in rows):
-        add_ratios(rows, "resnet50")
-    save(out, [row | {"column": name} for row in rows], ceiling, [f"{name}: {failure}" for failure in failures])
-    for row in rows:
-        memory = (row["peak_bytes"] or 0) / 2**30
-        print(
-            f"{name:<21}{row['model']:<30}{row['images_per_second']:9.0f} images/s ±{100 * row['spread']:.0f}% "
-            f"{memory:6.2f} GiB {100 * row['fraction_of_ceiling']:5.1f}% of the ceiling"
+    def __init__(self, cell: Cell, device: str):
+        self.cell, self.caches = cell, tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        caches = {"TRITON_CACHE_DIR": f"{self.caches.name}/triton", "TORCHINDUCTOR_CACHE_DIR": self.caches.name}
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--cell", json.dumps(cell), "--device", device],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | caches | {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "1"},
         )
 
+    def read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
+            if line.startswith("{"):
+                return json.loads(line)
+        return {"error": f"{self.cell.model}, {self.cell.column}: stopped"}
 
-def scaling(out: Path, ceiling=None) -> None:
-    """Measure cost against image size, with CUDA graphs and batch 8."""
-    ceiling = ceiling or measure_ceiling("cuda", torch.bfloat16)
-    cases = [case(model, size, 8, cuda_graph=True) for model in SCALED for size in SCALING]
-    rows, failures = run_column(cases, ceiling, 3)
-    save(out / "scaling.json", rows, ceiling, failures)
-    for model in SCALED:
-        model_rows = [row for row in rows if row["model"] == model]
-        print(
-            f"{model:<30}" + "".join(f"{row['size']:>6} px {1e3 * row['seconds']:7.2f} ms" for row in model_rows),
-            flush=True,
-        )
+    def request(self, command: str) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.caches.cleanup()
 
 
-def warm(model: str, column: str) -> None:
-    """Compile one model for one column, to fill the caches on disk."""
-    from saccade.benchmark.timing import prepare
-
-    start = time.time()
-    try:
-        step, _ = prepare(case(model, **COLUMNS[column]))
+def run_cell(cell: Cell, device: str) -> None:
+    """The process of a cell: one line when it is ready, one per command on standard input ("time", "profile")."""
+    step, params = prepare(case := cell.case(device))
+    synchronize(device)
+    start = time.perf_counter()
+    step()
+    synchronize(device)
+    first = time.perf_counter() - start
+    step()
+    with PeakMemory(device) as peak:
         step()
-        torch.cuda.synchronize()
-        print(f"{model}, {column}: {time.time() - start:.0f} s", flush=True)
-    except Exception as problem:
-        print(f"{model}, {column}: {problem!r}"[:300], flush=True)
+        synchronize(device)
+    bytes_used = None if case.cuda_graph or peak.bytes is None else peak.bytes + params
+    cost = count(case.model, case.size, **case.options)
+    print(json.dumps({"first": first, "bytes": bytes_used, "params": cost.params, "madds": cost.madds}), flush=True)
+    for command in sys.stdin:
+        if command.strip() == "profile":
+            print(json.dumps(profiled(step, device)), flush=True)
+            continue
+        once = timed(step, device, 3)
+        print(json.dumps({"seconds": timed(step, device, max(1, round(SECONDS / once)))}), flush=True)
 
 
-def warm_all(jobs: int, models: list[str]) -> None:
-    """Compile all models in parallel, training first because it takes longest."""
-    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "1"}
-    waiting = [(model, name) for name in ("compiled training", "compiled") for model in COMPILED if model in models]
-    running: list[subprocess.Popen] = []
-    while waiting or running:
-        running = [process for process in running if process.poll() is None]
-        while waiting and len(running) < jobs:
-            command = [sys.executable, __file__, "--warm-one", *waiting.pop(0)]
-            running.append(subprocess.Popen(command, env=environment))
-        time.sleep(0.5)
+def profiled(step: Any, device: str, rows: int = 40) -> dict[str, Any]:
+    """Milliseconds until a step returns and until it is done, its launches, and its longest kernels."""
+    synchronize(device)
+    start = time.perf_counter()
+    step()
+    host = time.perf_counter() - start
+    synchronize(device)
+    wall = time.perf_counter() - start
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        step()
+        synchronize(device)
+    events = [event for event in profiler.key_averages() if event.self_device_time_total > 0]
+    events = [event for event in events if event.device_type != torch.autograd.DeviceType.CPU]
+    events.sort(key=lambda event: -event.self_device_time_total)
+    return {
+        "host_ms": 1e3 * host,
+        "wall_ms": 1e3 * wall,
+        "gpu_ms": sum(event.self_device_time_total for event in events) / 1e3,
+        "launches": sum(event.count for event in events),
+        "kernels": [(event.key[:90], event.count, event.self_device_time_total / 1e3) for event in events[:rows]],
+    }
+
+
+def run_group(cells: Sequence[Cell], device: str, rounds: int, jobs: int, deadline: float, profiles: bool) -> dict:
+    """Build all cells, at most `jobs` at a time, then time them interleaved."""
+    processes, ready, failures = [], {}, []
+    try:
+        for first in range(0, len(cells), jobs):
+            batch = [Process(cell, device) for cell in cells[first : first + jobs]]
+            processes += batch
+            for process in batch:
+                reply = process.read()
+                if "error" in reply:
+                    failures.append(reply["error"])
+                else:
+                    ready[process] = reply
+        seconds: dict[Process, list[float]] = {process: [] for process in ready}
+        for number in range(rounds):
+            if number and time.time() > deadline:
+                break
+            for process, times in seconds.items():
+                times.append(process.request("time").get("seconds", float("nan")))
+        rows = [row_of(process.cell, ready[process], times, device) for process, times in seconds.items()]
+        reports = {}
+        if profiles and time.time() < deadline:
+            reports = {
+                f"{process.cell.model}, {process.cell.column}": process.request("profile")
+                for process in ready
+                if process.cell.model in SACCADE
+            }
+        return {"rows": rows, "notes": failures, "profiles": reports}
+    finally:
+        for process in processes:
+            process.end()
+
+
+def row_of(cell: Cell, reply: dict[str, Any], seconds: list[float], device: str) -> dict[str, Any]:
+    case = cell.case(device)
+    row = Measurement(case, reply["params"], reply["madds"], seconds, reply["bytes"]).to_dict()
+    del row["rounds"]
+    row |= {"column": cell.column, "first_call": reply["first"]}
+    print(
+        f"{cell.column:<46}{cell.model:<30}{row['images_per_second']:9.0f} images/s ±{100 * row['spread']:.0f}% "
+        f"{(row['peak_bytes'] or 0) / 2**30:6.2f} GiB, first call {reply['first']:.1f} s",
+        flush=True,
+    )
+    return row
+
+
+def table(groups: Sequence[Sequence[Cell]], file: Path, args: argparse.Namespace) -> None:
+    ceiling = measure_ceiling(args.device, torch.bfloat16)
+    print(f"ceiling {ceiling.tflops:.0f} TFLOP/s, copy {ceiling.gbytes:.0f} GB/s", flush=True)
+    torch.cuda.empty_cache()
+    deadline = time.time() + 60 * args.minutes
+    rows, notes, longest = [], [], 0.0
+    for cells in groups:
+        columns = list(dict.fromkeys(cell.column for cell in cells))
+        start = time.time()
+        if start + longest > deadline:
+            notes += [f"{column}: no time left" for column in columns]
+            continue
+        result = run_group(cells, args.device, args.rounds, args.jobs, deadline, args.profiles)
+        longest = max(longest, time.time() - start)
+        for column in columns:
+            of_column = [row for row in result["rows"] if row["column"] == column]
+            if any(row["model"] == "resnet50" for row in of_column):
+                add_ratios(of_column, "resnet50")
+        for row in result["rows"]:
+            row["fraction_of_ceiling"] = row["tflops"] / ceiling.tflops
+        rows, notes = rows + result["rows"], notes + result["notes"]
+        document = {
+            "command": "python benchmarks/gpu_table.py",
+            "machine": describe_machine(args.device),
+            "ceilings": {"bfloat16": ceiling._asdict()},
+            "notes": notes,
+            "rows": rows,
+        }
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(document, indent=1))
+        if result["profiles"]:
+            with open(file.with_name("profiles.jsonl"), "a") as log:
+                log.writelines(json.dumps({key: value}) + "\n" for key, value in result["profiles"].items())
+        print(f"{', '.join(columns)}: {time.time() - start:.0f} s", flush=True)
+    print(*notes, *medians(rows), sep="\n", flush=True)
+
+
+def medians(rows: list[dict[str, Any]]) -> list[str]:
+    """Lines with the ratios that the targets of docs/speed.md are stated in."""
+    speed = {(row["model"], row["column"]): row["images_per_second"] for row in rows}
+    pairs = [
+        ("torch.compile(model)", 'torch.compile(model, mode="reduce-overhead")'),
+        ("training, torch.compile(model)", 'training, mode="reduce-overhead"'),
+        ("torch.compile(model)", "eager"),
+        ("training, torch.compile(model)", "training"),
+    ]
+    return [
+        f"{left} / {right}: "
+        + ", ".join(
+            f"{model} {speed[model, left] / speed[model, right]:.2f}"
+            for model in MODELS
+            if (model, left) in speed and (model, right) in speed
+        )
+        for left, right in pairs
+    ] + [f"median first call {statistics.median(row['first_call'] for row in rows):.1f} s" for _ in rows[:1]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--minutes", type=float, default=10.0, help="after which no group of columns is begun")
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm", action="store_true")
-    parser.add_argument("--column", choices=COLUMNS, help="measure one column and write it to the file --out")
-    parser.add_argument("--scaling", action="store_true", help="measure only cost against image size")
-    parser.add_argument("--jobs", type=int, default=12, help="models compiled in parallel")
-    parser.add_argument("--warm-one", nargs=2, metavar=("MODEL", "COLUMN"))
+    parser.add_argument("--jobs", type=int, default=16, help="cells that compile at a time")
+    parser.add_argument("--profiles", action="store_true", help="also write the kernels of saccade's models")
+    parser.add_argument("--scaling", action="store_true", help="cost against image size, with CUDA graphs and batch 8")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--cell", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if not torch.cuda.is_available():
+    if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("expected an NVIDIA GPU. `saccade bench` measures on a CPU.")
-    if args.warm_one:
-        warm(*args.warm_one)
-    elif args.warm:
-        warm_all(args.jobs, args.models)
-    elif args.column:
-        column(args.column, args.out, args.rounds, args.models)
+    if args.cell:
+        run_cell(Cell(*json.loads(args.cell)), args.device)
     elif args.scaling:
-        scaling(args.out)
+        options = [dict(size=size, batch=8, cuda_graph=True) for size in SCALING]
+        models = [model for model in SCALED if model in args.models]
+        cells = [Cell(model, f"{how['size']} px", how) for model in models for how in options]
+        table([cells], args.out / "scaling.json", args)
     else:
-        table(args.out, time.time() + 60 * args.minutes, args.columns, args.rounds, args.models)
+        groups = [
+            [
+                Cell(model, column, COLUMNS[column])
+                for column in group
+                if column in args.columns
+                for model in args.models
+                if not (COLUMNS[column].get("compiled") and model in NO_COMPILE)
+            ]
+            for group in TABLE
+        ]
+        table([cells for cells in groups if cells], args.out / "table.json", args)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def ablate(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
     with ops.record_implementations() as used:
         step()
     names = sorted({name for name, implementation in used if implementation != "reference"})
-    steps = [step] + [switched_off(name, case) for name in names]
+    steps = [step] + [switched_off(name, case, step) for name in names]
     for warm_up in steps:
         warm_up()
         warm_up()
@@ -51,10 +51,12 @@ def ablate(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
     return {"seconds": baseline, "without": without}
 
 
-def switched_off(name: str, case: Case) -> Callable[[], Any]:
-    """A step of its own model, compiled or run with the operation off."""
-    with ops.disabled(name):
-        step, _ = prepare(case)
+def switched_off(name: str, case: Case, eager_step: Callable[[], Any]) -> Callable[[], Any]:
+    """A step with the operation off: the same step, or a model of its own compiled with the operation off."""
+    step = eager_step
+    if case.compiled:
+        with ops.disabled(name):
+            step, _ = prepare(case)
 
     def run() -> None:
         with ops.disabled(name):

@@ -97,7 +97,7 @@ def page() -> str:
         where = f"{machine['device']}{threads}, torch {machine['torch']}, {machine['date']}, commit {machine['commit']}"
         parts.append(f"{where}{ceilings(document)}: `{document['command']}`\n")
         rows = document["rows"]
-        parts.append(pivot(rows) if is_table(rows) else by_size(rows) if is_scaling(rows) else listing(rows))
+        parts.append(by_size(rows) if is_scaling(rows) else pivot(rows) if is_table(rows) else listing(rows))
         parts.extend(commit_notes(rows))
         if document.get("notes"):
             parts.append("Not measured: " + "; ".join(document["notes"]) + "\n")
@@ -163,7 +163,7 @@ def draw() -> None:
     for path in sorted(RESULTS.glob("*.json")):
         document = json.loads(path.read_text())
         rows, title = document["rows"], f"{document['machine']['device']}, {document['machine']['date']}"
-        if is_table(rows):
+        if is_table(rows) and not is_scaling(rows):
             graph_rows = [row for row in rows if row["column"] == "CUDA graph"]
             chart = plot_accuracy(graph_rows, f"{title}: CUDA graph, batch 128, 224 px")
         elif is_scaling(rows):

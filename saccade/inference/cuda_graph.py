@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from saccade import ops
+
 WARM_UP = 3  # calls before the capture: Triton compiles, cuDNN selects algorithms, the allocator fills
 
 
@@ -76,13 +78,13 @@ class CudaGraph(nn.Module):
         self._images = images.clone()
         stream = torch.cuda.Stream(images.device)
         stream.wait_stream(torch.cuda.current_stream(images.device))
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), ops.fixed_shapes():
             for _ in range(WARM_UP):
                 output = self.model(self._images)
         torch.cuda.current_stream(images.device).wait_stream(stream)
         if not isinstance(output, Tensor):
             raise TypeError(f"expected a model that returns one tensor, got {type(output).__name__}.")
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph), ops.fixed_shapes():
             self._output = self.model(self._images)
         self._graph, self._key = graph, key

@@ -14,6 +14,8 @@ from saccade.ops.linear import grouped_linear, linear
 class Linear(nn.Linear):
     """nn.Linear by `saccade.ops`."""
 
+    cast_weights = True  # by saccade.ops._weights
+
     def forward(self, input: Tensor) -> Tensor:
         """input (..., C) -> (..., D)."""
         return linear(input, self.weight, self.bias)

@@ -272,6 +272,7 @@ class PaCa(StagedClassifier):
                 new[f"{name}.{parameter}"] = f"{module.out_features} clusters here, {weight.shape[0]} in the checkpoint"
         return adapted, new
 
+    @ops.model_pass
     def forward_stages(self, images: Tensor, count: int, take: Collection[int]) -> tuple[Tensor, list[Tensor]]:
         """Features after the norm that ends every stage.
 

@@ -15,7 +15,6 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
-from saccade import ops
 from saccade.layers.conv import DepthwiseConv
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.norm import ChannelNorm, TokenNorm
@@ -81,7 +80,6 @@ def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model
     )
     if clip:
         model.pretrained_cfg["input_size"] = clip
-    ops.install_weight_cast(model)
     return model
 
 

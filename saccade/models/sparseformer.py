@@ -22,6 +22,7 @@ from timm.models import checkpoint, generate_default_cfgs, register_notrace_func
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from saccade import ops
 from saccade.layers.attention import SelfAttention
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.linear import init_linear
@@ -353,7 +354,7 @@ class SparseFormer(Classifier):
         output_fmt = output_fmt or self.output_formats[0]
         choose("output_fmt", output_fmt, self.output_formats)
         passes: list[Tensor] = []
-        tokens, regions, features = self.sample_features(self.extract_features(x), passes)
+        tokens, regions, features = self.sample(x, passes)
         latent = tokens[:, self.num_prefix_tokens :]
         outputs = passes if output_fmt == "NLC" else self.pyramid(x, latent, regions, features)
         take, _ = feature_take_indices(len(outputs), indices)
@@ -392,7 +393,7 @@ class SparseFormer(Classifier):
         `passes` collects the tokens after every pass. `extent` (B, 2) is the fraction of width and height that each
         image fills in a padded batch: tokens start inside it, and everything they do is relative to their region.
         """
-        tokens, regions, features = self.sample_features(self.extract_features(images), passes, extent)
+        tokens, regions, features = self.sample(images, passes, extent)
         return tokens[:, self.num_prefix_tokens :], regions, features
 
     def extract_features(self, images: Tensor) -> Tensor:
@@ -409,6 +410,13 @@ class SparseFormer(Classifier):
             regions = regions * extent.to(regions.dtype).repeat(1, 2).unsqueeze(1)
         return tokens, regions
 
+    @ops.model_pass
+    def sample(
+        self, images: Tensor, passes: list[Tensor] | None = None, extent: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """images (B, 3, H, W) -> tokens (B, M, D), regions (B, M, 4), the sampled features (B, C, h, w)."""
+        return self.sample_features(self.extract_features(images), passes, extent)
+
     def sample_features(
         self, features: Tensor, passes: list[Tensor] | None = None, extent: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -420,7 +428,7 @@ class SparseFormer(Classifier):
 
     def forward_features(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> tokens (B, M, D), with `num_prefix_tokens` others first."""
-        return self.sample_features(self.extract_features(images))[0]
+        return self.sample(images)[0]
 
     def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> logits (B, K)."""

@@ -24,7 +24,6 @@ from timm.models import generate_default_cfgs, register_notrace_module
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from saccade import ops
 from saccade.layers.mlp import TokenMlp
 from saccade.models.card import Card, preprocess_of
 from saccade.models.registry import build, choose, pretrained_cfg, register
@@ -293,7 +292,6 @@ def bootstrap(
     chosen = inherited | own | options
     model = SparseFormerV2(**chosen)
     model.load_state_dict(model.state_dict() | _inherited_weights(source, blocks))
-    ops.install_weight_cast(model)
     if freeze:
         frozen = set(model.bootstrap_groups()["frozen"])
         for name, parameter in model.named_parameters():

@@ -258,6 +258,7 @@ class SViT(StagedClassifier):
         blocks = [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^stages\.(\d+)", (0,)), (r"^projection", (99999,))]
         return {"stem": r"^(?:stem|position)", "blocks": r"^stages\.(\d+)" if coarse else blocks}
 
+    @ops.model_pass
     def forward_stages(self, images: Tensor, count: int, take: Collection[int]) -> tuple[Tensor, list[Tensor]]:
         features, intermediates = self.forward_stem(images), []
         for i, stage in enumerate(self.stages[:count]):
@@ -278,6 +279,7 @@ class SViT(StagedClassifier):
         check_images(images, self.in_chans)
         return self.position(self.stem(channels_last(images)))
 
+    @ops.model_pass
     def forward_features(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> features (B, C, H/32, W/32)."""
         return self.stages(self.forward_stem(images))

@@ -251,6 +251,7 @@ class VT(StagedClassifier):
         if self.layer4 is not None:
             self.layer4.grad_checkpointing = enable
 
+    @ops.model_pass
     def forward_stages(self, images: Tensor, count: int, take: Collection[int]) -> tuple[Tensor, list[Tensor]]:
         """Features of three ResNet stages, then of the VT modules, after which the first result is the tokens.
 
@@ -287,6 +288,7 @@ class VT(StagedClassifier):
         images = channels_last(images)
         return ops.conv_norm_relu_pool(images, self.conv1, self.bn1, self.maxpool)
 
+    @ops.model_pass
     def forward_tokens(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> the last module's tokens (B, M, D)."""
         features = self.forward_stem(images)

@@ -3,8 +3,16 @@
 Models call them unconditionally; `_dispatch` decides which implementation runs, `_launch` launches kernels.
 """
 
-from saccade.ops._dispatch import REGISTRY, disabled, enabled, interpreted, plain_layer, record_implementations
-from saccade.ops._weights import install_weight_cast
+from saccade.ops._dispatch import (
+    REGISTRY,
+    disabled,
+    enabled,
+    fixed_shapes,
+    interpreted,
+    plain_layer,
+    record_implementations,
+)
+from saccade.ops._model_pass import model_pass
 from saccade.ops.attention import self_attention
 from saccade.ops.batch_norm import norm_act
 from saccade.ops.conv import conv_act_norm, conv_norm, conv_norm_act, first_conv
@@ -31,10 +39,11 @@ __all__ = [
     "disabled",
     "enabled",
     "first_conv",
+    "fixed_shapes",
     "grouped_linear",
-    "install_weight_cast",
     "interpreted",
     "linear_gelu",
+    "model_pass",
     "norm_act",
     "pixel_softmax",
     "place_points",

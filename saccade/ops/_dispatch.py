@@ -38,7 +38,7 @@ Layer = TypeVar("Layer", bound=type[nn.Module])
 _INDUCTOR_WALKS_GRAPH = tuple(int(part) for part in torch.__version__.split(".")[:2]) <= (2, 12)
 REGISTRY: dict[str, "Op"] = {}
 _plain_layers: set[type] = {nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.Identity, nn.MaxPool2d, nn.ReLU}
-_switch: dict[str, Any] = {"on": True, "disabled": frozenset(), "devices": ("cuda",), "record": None}
+_switch: dict[str, Any] = {"on": True, "disabled": frozenset(), "devices": ("cuda",), "record": None, "fixed": False}
 
 
 @contextmanager
@@ -62,6 +62,13 @@ def disabled(*names: str) -> Iterator[None]:
 def interpreted() -> Iterator[None]:
     """Let Triton's interpreter (TRITON_INTERPRET=1) run the kernels on CPU tensors inside the context, for tests."""
     with _set("devices", (*_switch["devices"], "cpu")):
+        yield
+
+
+@contextmanager
+def fixed_shapes() -> Iterator[None]:
+    """Allow eager calls inside the context what must be prepared per shape: calls to be captured and replayed."""
+    with _set("fixed", True):
         yield
 
 
@@ -333,6 +340,11 @@ def is_compiling() -> bool:
     return torch.compiler.is_compiling()
 
 
+def may_change_shape() -> bool:
+    """Whether the next call may have other sizes: in eager mode, outside `fixed_shapes`."""
+    return not torch.compiler.is_compiling() and not _switch["fixed"]
+
+
 def is_exporting() -> bool:
     """Whether torch.export traces. Reads the flag: `is_exporting()` of torch 2.11 is also true for torch.compile."""
     return bool(getattr(torch.compiler, "_is_exporting_flag", False)) and torch.compiler.is_compiling()
@@ -344,6 +356,15 @@ def eager_autocast() -> tuple[str, torch.dtype] | None:
         return None
     kind = _switch["devices"][-1]
     if not torch.is_autocast_enabled(kind) or (kind == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return None
+    dtype = torch.get_autocast_dtype(kind)
+    return (kind, dtype) if dtype in HALF_DTYPES else None
+
+
+def traced_autocast() -> tuple[str, torch.dtype] | None:
+    """Device type and half-precision dtype of autocast where torch.compile traces a program for a GPU."""
+    kind = _switch["devices"][-1]
+    if not _switch["on"] or not torch.compiler.is_compiling() or is_exporting() or not torch.is_autocast_enabled(kind):
         return None
     dtype = torch.get_autocast_dtype(kind)
     return (kind, dtype) if dtype in HALF_DTYPES else None
@@ -400,6 +421,11 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def contiguous_like(tensor: Tensor) -> Tensor:
     """An empty contiguous tensor of this shape and dtype."""
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def memory_of(tensor: Tensor) -> tuple[Any, ...]:
+    """What identifies the memory that a tensor starts at; unlike `data_ptr`, fake tensors have it."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset()
 
 
 def match_layout(gradient: Tensor, tensor: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ Parameters of a kernel come in this order: pointers, named `*_ptr`; sizes; const
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import lru_cache, reduce, wraps
 from operator import attrgetter, or_
@@ -160,6 +161,8 @@ class Kernel:
         launcher = self.launchers.get(key)
         # The compiled kernel relies on aligned pointers and 32-bit sizes.
         usual = reduce(or_, pointers) % 16 == 0 and (not sizes or max(sizes) <= MAX_INT32)
+        if launcher is None and not self.launchers:
+            before_first_compilation()
         if launcher is None or not usual or _has_launch_hooks():
             compiled = self.function[grid](*arguments, **self.constants)
             if usual and compiled is not None:
@@ -168,6 +171,22 @@ class Kernel:
         launch, leading, _ = launcher
         x, y, z = grid + (1,) * (3 - len(grid))
         launch(x, y, z, _current_stream(device), *leading, *pointers, *sizes, *self.trailing)
+
+
+def before_first_compilation() -> None:
+    """Called before a kernel is compiled; replaced by `_model_pass`."""
+
+
+def compile_in(threads: Executor, variants: Iterable[Specialization]) -> None:
+    """Compile these in parallel, as their launches would, and wait for them. Without support by Triton do nothing."""
+    mode = getattr(triton, "AsyncCompileMode", None)
+    if mode is None:
+        return
+    with mode(threads, ignore_errors=True):
+        for variant in variants:
+            function, constants = KERNELS[variant.kernel], dict(variant.constants)
+            sizes = sum(not name.endswith("_ptr") and name not in constants for name in function.arg_names)
+            function.warmup(*variant.dtypes, *[1] * sizes, grid=(1,), **constants)
 
 
 def _direct_launch(compiled: Any) -> tuple[Callable[..., None], tuple]:

@@ -1,9 +1,12 @@
-"""Weights in the dtype or the layout that inference reads.
+"""Weights in the dtype or the layout that kernels read.
 
 Casts: under autocast PyTorch casts every weight and bias by itself, at every call: 200 of the 431 launches of an eager
-pass of PaCa-S, which is limited by launches. `install_weight_cast` lets a model cast all of them by one
-`_foreach_copy_` before an eager pass (launches per pass on an H200: PaCa-S 431 -> 239, SViT-S 445 -> 286,
-SparseFormer-T 276 -> 183, VT-R50 260 -> 202). Every pass casts again, so no change of the weights is missed.
+pass of PaCa-S, which is limited by launches. At the start of a pass (see `_model_pass`) all of them are cast
+together (launches per eager pass on an H200: PaCa-S 431 -> 239, SViT-S 445 -> 286, SparseFormer-T 276 -> 183, VT-R50
+260 -> 202). Under torch.compile, in inference and training, it is one operator in the graph, whose backward casts the
+gradients together; Inductor would launch a kernel per weight and one per gradient. Every pass casts again, so no change
+of the weights is missed. In eager training it does not pay: passing 170 tensors through an autograd function costs as
+much CPU time as the casts.
 
 Layouts: `cached_layout` caches what kernels derive from weights that `freeze_weights` has marked.
 """
@@ -11,23 +14,25 @@ Layouts: `cached_layout` caches what kernels derive from weights that `freeze_we
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from operator import attrgetter
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch.library import custom_op
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from saccade.ops import _dispatch as dispatch
 
+P = ParamSpec("P")
+R = TypeVar("R")
+Model = TypeVar("Model", bound=nn.Module)
 _dtype_and_device = attrgetter("dtype", "device")
 
 
 class _Pass(threading.local):
-    """The forward pass of a model under way in this thread: the model, and its weights -> their casts."""
+    """The forward pass of a model under way in this thread: its weights -> their casts."""
 
-    model: nn.Module | None = None
     casts: dict[Tensor | None, Tensor] = {}  # noqa: RUF012 (replaced, never changed)
 
 
@@ -50,68 +55,104 @@ class _Plan:
 _pass = _Pass()
 _plans: WeakKeyDictionary[nn.Module, _Plan] = WeakKeyDictionary()
 _layouts: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # frozen weight -> {key: ((version, address), layout)}
+_traced_casts: dict[Tensor | None, Tensor] = {}  # as `_Pass.casts`, while torch.compile traces; else empty
 
 
 def cast_weight(weight: Tensor | None) -> Any:
-    """The cast of a weight for the current forward pass; the weight itself without a cast, and in training."""
-    if dispatch.is_compiling() or dispatch.is_training():
-        return weight
-    return _pass.casts.get(weight, weight)
+    """The cast of a weight for the current forward pass; the weight itself without a cast, and in eager training."""
+    return cast_weights(weight, None)[0]
 
 
-def cast_weights(weight: Tensor, bias: Tensor | None) -> Any:
+def cast_weights(weight: Tensor | None, bias: Tensor | None) -> Any:
     """`cast_weight` of a layer's weight and bias."""
-    if dispatch.is_compiling() or dispatch.is_training():
-        return weight, bias
-    casts = _pass.casts
+    casts = _current_casts()
     return (casts.get(weight, weight), casts.get(bias, bias)) if casts else (weight, bias)
 
 
 def has_casts() -> bool:
     """Whether the weights of a model have been cast for the current forward pass."""
-    return not dispatch.is_compiling() and not dispatch.is_training() and bool(_pass.casts)
+    return bool(_current_casts())
 
 
-class _CastWeights:
-    """Forward pre-hook of a model: casts its weights before an eager autocast inference pass on a GPU."""
-
-    handle: RemovableHandle  # pickled with the hook, so that hooks registered after loading get other ids
-
-    def __call__(self, model: nn.Module, inputs: Any) -> None:
-        if dispatch.is_compiling():
-            return
-        if dispatch.is_training():
-            _plans.pop(model, None)  # free its memory
-            return
-        autocast = dispatch.eager_autocast()
-        if autocast is None or getattr(model, "_compiled_call_impl", None) is not None:
-            return
-        first = next(_cast_weights_of(model, autocast[0]), None)
-        if first is None or (_pass.model is not model and first in _pass.casts):  # part of a model that has cast it
-            return
-        plan = _plans.get(model)
-        if plan is None or not plan.is_valid(autocast[1]):
-            plan = _plans[model] = _Plan(model, *autocast)
-        if plan.weights:
-            torch._foreach_copy_(plan.copies, plan.weights)
-        _pass.model, _pass.casts = model, plan.casts
+def _current_casts() -> dict[Tensor | None, Tensor]:
+    if dispatch.is_compiling():
+        return _traced_casts
+    return {} if dispatch.is_training() else _pass.casts
 
 
-class _DropCasts:
-    """Forward hook of a model, called after errors too: ends what `_CastWeights` began."""
+def begin_pass(model: nn.Module) -> bool:
+    """Cast the weights of a model for an eager pass; whether there is anything to end."""
+    if dispatch.is_training():
+        _plans.pop(model, None)  # free its memory
+        return False
+    autocast = dispatch.eager_autocast()
+    if autocast is None:
+        return False
+    first = next(_cast_weights_of(model, autocast[0]), None)
+    if first is None or first in _pass.casts:  # part of a model that has cast it
+        return False
+    plan = _plans.get(model)
+    if plan is None or not plan.is_valid(autocast[1]):
+        plan = _plans[model] = _Plan(model, *autocast)
+    if plan.weights:
+        torch._foreach_copy_(plan.copies, plan.weights)
+    _pass.casts = plan.casts
+    return True
 
-    handle: RemovableHandle
 
-    def __call__(self, model: nn.Module, inputs: Any, output: Any) -> None:
-        if not dispatch.is_compiling() and _pass.model is model:
-            _pass.model, _pass.casts = None, {}
+def end_pass() -> None:
+    _pass.casts = {}
 
 
-def install_weight_cast(model: nn.Module) -> None:
-    """Let `model` cast all its weights in one call before each eager inference pass under autocast on a GPU."""
-    before, after = _CastWeights(), _DropCasts()
-    before.handle = model.register_forward_pre_hook(before)
-    after.handle = model.register_forward_hook(after, always_call=True)
+def run_traced(method: Callable[Concatenate[Model, P], R], model: Model, *args: P.args, **kwargs: P.kwargs) -> R:
+    """The method as torch.compile traces it: one operator casts all weights."""
+    autocast = dispatch.traced_autocast()
+    if autocast is None or _traced_casts:
+        return method(model, *args, **kwargs)
+    weights = _traced_weights_of(model, autocast[0])
+    for trains in (True, False):  # apart, so that no gradients of frozen weights are computed
+        group = [weight for weight in weights if weight.requires_grad == trains]
+        if len(group) > 1:
+            for weight, cast in zip(group, _cast_together(group, autocast[1]), strict=True):
+                _traced_casts[weight] = cast
+    result = method(model, *args, **kwargs)
+    _traced_casts.clear()
+    return result
+
+
+def _cast_together_forward(weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    casts = [torch.empty_like(weight, dtype=dtype) for weight in weights]
+    torch._foreach_copy_(casts, weights)
+    return casts
+
+
+def _cast_together_fake(weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [torch.empty_like(weight, dtype=dtype) for weight in weights]
+
+
+def _cast_together_setup(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # weights without gradient stay without
+
+
+def _cast_together_backward(ctx: Any, g: list[Tensor | None]) -> tuple[list[Tensor | None], None]:
+    casts = iter(_cast_together([x for x in g if x is not None], torch.float32))
+    return [None if x is None else next(casts) for x in g], None
+
+
+_cast_together = custom_op("saccade::cast_together", _cast_together_forward, mutates_args=())
+_cast_together.register_fake(_cast_together_fake)
+_cast_together.register_autograd(_cast_together_backward, setup_context=_cast_together_setup)
+
+
+def _traced_weights_of(model: nn.Module, kind: str) -> list[Tensor]:
+    """The float32 weights of layers that read them through `cast_weights` under torch.compile."""
+    weights = []
+    for module in model.modules():
+        if getattr(module, "cast_weights", False):
+            for weight in module.parameters(recurse=False):
+                if weight.dtype == torch.float32 and weight.device.type == kind:
+                    weights.append(weight)
+    return weights
 
 
 def _cast_weights_of(model: nn.Module, kind: str) -> Iterator[Tensor]:

@@ -1,10 +1,17 @@
-"""Multi-head attention with few tokens on one side."""
+"""Multi-head attention, mostly with few tokens on one side.
+
+Kernels for few tokens, and PyTorch's attention otherwise. On recent GPUs PyTorch prefers cuDNN's, which builds an
+execution plan for every new shape: 50 ms and more per layer and pass (H200, cuDNN 9). Eager calls, whose image sizes
+may change, use flash attention instead; torch.compile and `saccade.optimize(..., cuda_graph=True)`, whose shapes are
+fixed, what PyTorch prefers.
+"""
 
 from typing import Any, no_type_check
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, register_op
@@ -15,6 +22,14 @@ if HAS_TRITON:
     import triton.language as tl
 
     from saccade.ops._launch import jit
+
+WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def _avoids_plans(first: Tensor, *inputs: Any, **options: Any) -> bool:
+    """Whether cuDNN would build a plan that the next call may not need: half precision in eager mode on a GPU."""
+    return dispatch.on_gpu(first) and dispatch.same_half_dtype(first) and dispatch.may_change_shape()
+
 
 # Self-attention among at most 64 tokens, from the fused projection to the mixed values.
 #
@@ -162,6 +177,12 @@ def _supports_self_attention(qkv: Tensor, num_heads: int, bias: Tensor | None = 
 @register_op("self_attention", reference=self_attention_reference, supports=_supports_self_attention)
 def self_attention(qkv: Tensor, num_heads: int, bias: Tensor | None = None) -> Tensor:
     return _self_attention(qkv, num_heads)
+
+
+@self_attention.add("flash", supports=_avoids_plans)
+def _self_attention_flash(qkv: Tensor, num_heads: int, bias: Tensor | None = None) -> Tensor:
+    with sdpa_kernel(WITHOUT_PLANS):
+        return self_attention_reference(qkv, num_heads, bias)
 
 
 # Cross-attention of many queries to at most 128 keys.
@@ -328,6 +349,12 @@ def cross_attention(query: Tensor, key_value: Tensor, num_heads: int, scale: flo
     return _cross_attention(query, key_value, num_heads, scale)
 
 
+@cross_attention.add("flash", supports=_avoids_plans)
+def _cross_attention_flash(query: Tensor, key_value: Tensor, num_heads: int, scale: float | None = None) -> Tensor:
+    with sdpa_kernel(WITHOUT_PLANS):
+        return cross_attention_reference(query, key_value, num_heads, scale)
+
+
 # Attention in which at most 32 tokens are the queries: of at most 256 pixels, or of the tokens themselves.
 #
 # Flash attention takes 64 or 128 queries per program, mostly padding here. A program takes one head of one image: its
@@ -486,6 +513,12 @@ def _supports_pixel_pooling(query: Tensor, key_value: Tensor, num_heads: int, sc
 @register_op("pixel_pooling_attention", reference=pixel_pooling_attention_reference, supports=_supports_pixel_pooling)
 def pixel_pooling_attention(query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Tensor:
     return _few_attention(query, key_value, num_heads, scale, False)
+
+
+@pixel_pooling_attention.add("flash", supports=_avoids_plans)
+def _pixel_pooling_flash(query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Tensor:
+    with sdpa_kernel(WITHOUT_PLANS):
+        return pixel_pooling_attention_reference(query, key_value, num_heads, scale)
 
 
 def _supports_token_attention(query_key: Tensor, value: Tensor, num_heads: int) -> bool:

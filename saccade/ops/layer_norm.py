@@ -361,11 +361,11 @@ def recompute_in_backward(output: Tensor, recompute: Callable[[], Tensor]) -> Ab
 
     Views of the complete tensor count as the tensor. `output` must live until the context ends.
     """
-    pointer, size = output.data_ptr(), output.numel()
+    memory, size = dispatch.memory_of(output), output.numel()
     pending, recomputed = [0], []
 
     def pack(saved: Tensor) -> Tensor | tuple:
-        if saved.numel() != size or saved.data_ptr() != pointer:
+        if saved.numel() != size or dispatch.memory_of(saved) != memory:
             return saved
         pending[0] += 1
         return saved.shape, saved.stride()

@@ -162,7 +162,28 @@ def half(*shape):
 def test_attention_uses_kernels_for_few_tokens_in_half_precision(op, supported, unsupported):
     with kernels_allowed():
         assert [op.implementation(*inputs) for inputs in supported] == ["triton"] * len(supported)
-        assert [op.implementation(*inputs) for inputs in unsupported] == ["reference"] * len(unsupported)
+        for inputs in unsupported:
+            flash = inputs[0].dtype == HALF and op is not attention.token_attention
+            assert op.implementation(*inputs) == ("flash" if flash else "reference")
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs"),
+    [
+        (attention.self_attention, (randn(2, 70, 192, dtype=HALF), 2)),
+        (attention.self_attention, (randn(2, 70, 192, dtype=HALF), 2, randn(2, 70, 70, dtype=HALF))),
+        (attention.cross_attention, (randn(2, 70, 64, dtype=HALF), randn(2, 130, 128, dtype=HALF), 2)),
+        (attention.pixel_pooling_attention, (randn(2, 8, 32, dtype=HALF), randn(2, 300, 64, dtype=HALF), 2, 0.25)),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_attention_to_many_tokens_uses_no_plan_per_shape(op, inputs):
+    check(op, *inputs, implementation="flash")
+    with kernels_allowed():
+        with ops.fixed_shapes():
+            assert op.implementation(*inputs) == "reference"
+        assert op.implementation(*inputs) == "flash"
+        assert op.implementation(inputs[0].float(), *inputs[1:]) == "reference"
 
 
 @pytest.mark.parametrize(

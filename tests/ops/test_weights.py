@@ -7,14 +7,16 @@ from collections import Counter
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.hooks import RemovableHandle
 
 import saccade
 from saccade import ops
 from saccade.layers.linear import GroupedLinear, Linear
 from saccade.ops import _weights
-from saccade.ops._weights import cached_layout, cast_weight, cast_weights, freeze_weights, install_weight_cast
+from saccade.ops._model_pass import model_pass
+from saccade.ops._weights import cached_layout, cast_weight, cast_weights, freeze_weights
 from tests.ops.compare import DEVICE, kernels_allowed
 
 FAMILIES = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
@@ -32,8 +34,10 @@ class Small(nn.Module):
         self.fc = Linear(4, 3)
         self.casts = []
 
+    @model_pass
     def forward(self, x):
-        self.casts.append(cast_weight(self.fc.weight))
+        if not torch.compiler.is_compiling():
+            self.casts.append(cast_weight(self.fc.weight))
         return self.fc(x)
 
 
@@ -44,22 +48,17 @@ class Outer(nn.Module):
         self.last = Linear(3, 3)
         self.casts = []
 
+    @model_pass
     def forward(self, x):
         outputs = [model(x) for model in self.models]
         self.casts.append(cast_weight(self.last.weight))
         return self.last(sum(outputs))
 
 
-def installed(model):
-    model = model.to(DEVICE)
-    install_weight_cast(model)
-    return model
-
-
 @pytest.fixture
 def small():
     torch.manual_seed(0)
-    return installed(Small()), torch.randn(5, 4, device=DEVICE)
+    return Small().to(DEVICE), torch.randn(5, 4, device=DEVICE)
 
 
 def predict(model, x, dtype=torch.bfloat16):
@@ -133,25 +132,6 @@ def test_casts_end_with_the_pass_after_errors_too(small):
         assert not _weights.has_casts()
 
 
-def test_an_interrupted_pass_leaves_no_stale_casts(small, monkeypatch):
-    model, x = small
-
-    def interrupt(x):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(model, "forward", interrupt)
-        with pytest.raises(KeyboardInterrupt):  # for which PyTorch skips forward hooks
-            predict(model, x)
-    with torch.no_grad():
-        model.fc.weight.mul_(2)
-    predict(model, x)
-    assert torch.equal(model.casts[-1], model.fc.weight.bfloat16())
-    other = installed(Small())
-    predict(other, x)
-    assert is_cast(other)
-
-
 def test_training_frees_the_memory_of_casts(small):
     model, x = small
     predict(model, x)
@@ -175,11 +155,12 @@ def test_nothing_is_cast_without_autocast_or_with_ops_disabled(small):
 
 def test_training_inside_an_inference_pass_reads_the_weight_itself():
     class Trains(Small):
+        @model_pass
         def forward(self, x):
             with torch.enable_grad():
                 return super().forward(x)
 
-    model = installed(Trains())
+    model = Trains().to(DEVICE)
     predict(model, torch.randn(5, 4, device=DEVICE)).float().sum().backward()
     assert not is_cast(model)
     assert model.fc.weight.grad is not None
@@ -194,7 +175,7 @@ def test_inference_mode_and_no_grad_agree(small):
 
 def test_a_model_inside_another_is_cast_by_the_outer_one(small):
     model, x = small
-    outer = installed(Outer(model))
+    outer = Outer(model).to(DEVICE)
     predict(outer, x)
     assert is_cast(model)
     assert outer.casts[-1] is not outer.last.weight  # still cast after the inner model has returned
@@ -202,7 +183,70 @@ def test_a_model_inside_another_is_cast_by_the_outer_one(small):
     assert not _weights.has_casts()
 
 
-def test_compile_and_trace_do_not_see_the_casts(small):
+def graphs_of(model, x, training):
+    """Targets of the nodes that torch.compile traces, by graph, and the result."""
+    graphs = []
+
+    def collect(graph, inputs):
+        graphs.append(Counter(str(node.target) for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend=aot_autograd(fw_compiler=collect))
+    with torch.set_grad_enabled(training), torch.autocast(DEVICE, torch.bfloat16):
+        result = compiled(x)
+    if training:
+        result.float().square().sum().backward()
+    return graphs, result
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_compiled_models_cast_their_weights_by_one_operator(name):
+    torch.manual_seed(0)
+    model = saccade.create_model(name, num_classes=7).to(DEVICE)
+    with ops.disabled(*(set(ops.REGISTRY) - {"linear", "linear_gelu"})):  # the interpreter has no bfloat16 products
+        graphs, _ = graphs_of(model, torch.randn(2, 3, 64, 64).to(DEVICE), True)
+    assert [graph["saccade.cast_together.default"] for graph in graphs] == [1, 1]  # forward, backward
+
+
+def test_compiled_casts_have_the_outputs_and_gradients_of_autocast(small):
+    model, x = small
+    _, result = graphs_of(model, x, training=True)
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with torch.autocast(DEVICE, torch.bfloat16), ops.enabled(False):
+        expected = model(x)
+    expected.float().square().sum().backward()
+    assert torch.equal(result, expected)
+    for gradient, parameter in zip(gradients, model.parameters(), strict=True):
+        assert gradient.dtype == torch.float32
+        torch.testing.assert_close(gradient, parameter.grad)
+    assert not _weights._traced_casts
+
+
+def test_compiled_casts_compute_no_gradients_of_frozen_weights(small):
+    model, x = Outer(small[0], small[0]).to(DEVICE), small[1]
+    model.last.requires_grad_(False)
+    graphs, _ = graphs_of(model, x, training=True)
+    assert [graph["saccade.cast_together.default"] for graph in graphs] == [2, 1]
+    frozen = graphs[1]["aten.mm.default"]
+    model.requires_grad_(True).zero_grad()
+    assert frozen < graphs_of(model, x, training=True)[0][1]["aten.mm.default"]
+
+
+def test_gradients_of_unused_weights_stay_none():
+    class Unused(Small):
+        def __init__(self):
+            super().__init__()
+            self.unused = Linear(4, 3)
+
+    model = Unused().to(DEVICE)
+    graphs_of(model, torch.randn(5, 4, device=DEVICE), training=True)
+    assert model.fc.weight.grad is not None
+    assert model.unused.weight.grad is None
+
+
+def test_compile_and_trace_cast_the_current_weights(small):
     model, x = small
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     assert torch.equal(predict(compiled, x), predict(model, x))
@@ -211,49 +255,27 @@ def test_compile_and_trace_do_not_see_the_casts(small):
     with torch.no_grad():
         model.fc.weight.mul_(2)
     assert torch.equal(traced(x), predict(model, x))
-    model.compile(backend="eager", fullgraph=True)
-    assert torch.equal(predict(model, x), traced(x))
+    assert torch.equal(predict(compiled, x), predict(model, x))
 
 
-def test_export_and_fx_do_not_see_the_casts():
-    model, x = installed(nn.Sequential(Linear(4, 3))), torch.randn(5, 4, device=DEVICE)
-    with torch.no_grad():
+def test_export_and_fx_do_not_see_the_casts(small):
+    model, x = small
+    with torch.no_grad(), torch.autocast(DEVICE, torch.bfloat16):
         expected = model(x)
-        torch.testing.assert_close(torch.export.export(model, (x,)).module()(x), expected)
+        program = torch.export.export(model, (x,))
+        assert not [node for node in program.graph.nodes if "saccade" in str(node.target)]
+        torch.testing.assert_close(program.module()(x), expected)
         torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), expected)
 
 
-def test_hooks_survive_deepcopy_and_pickling(small):
+def test_models_have_no_hooks_and_copies_predict_the_same(small):
     model, x = small
     expected = predict(model, x)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(predict(other, x), expected)
         assert is_cast(other)
-        assert set(other.state_dict()) == {"fc.weight", "fc.bias"}
-        before = len(other._forward_hooks)
-        other.register_forward_hook(lambda *_: None)
-        assert len(other._forward_hooks) == before + 1
-
-
-def test_hooks_of_a_loaded_model_keep_their_ids(small, monkeypatch):
-    """PyTorch numbers hooks per process: a hook registered after loading must not take the id of a pickled one."""
-    data = pickle.dumps(small[0])
-    monkeypatch.setattr(RemovableHandle, "next_id", 0)
-    other = pickle.loads(data)
-    for _ in range(1000):
-        other.register_forward_hook(lambda *_: None)
-    assert len(other._forward_hooks) == 1001
-
-
-def test_built_models_have_the_hook_on_the_root_alone():
-    model = saccade.create_model("svit_nano", depths=(1, 1, 1, 1)).eval()
-    assert [name for name, module in model.named_modules() if module._forward_pre_hooks] == [""]
-    with torch.no_grad(), saccade.record(model) as traces:
-        model(torch.randn(1, 3, 32, 32))
-    assert traces
-    features = saccade.create_model("svit_nano", features_only=True, depths=(1, 1, 1, 1)).eval()
-    with torch.no_grad():
-        assert len(features(torch.randn(1, 3, 32, 32))) == 4
+    built = saccade.create_model("svit_nano", depths=(1, 1, 1, 1))
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in built.modules())
 
 
 def test_weights_are_cast_once_and_kernels_that_read_float32_keep_theirs():

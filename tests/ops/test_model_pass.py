@@ -1,0 +1,123 @@
+"""The first pass of a model knows all kernels that it and its backward launch, and compiles them in parallel."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import saccade
+from saccade.ops import _launch, _model_pass
+from saccade.ops._launch import record_specializations
+from saccade.ops._model_pass import launched_by, model_pass, prepare_kernels
+from tests.ops.compare import DEVICE, kernels_allowed, needs_triton
+
+NAMES = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano", "video_sparseformer_nano")
+
+
+@needs_triton
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fake_pass_launches_what_the_pass_launches(name, training):
+    torch.manual_seed(0)
+    model = saccade.create_model(name, num_classes=3).to(DEVICE).train(training)
+    images = torch.randn(2, *((3, 8) if "video" in name else (3,)), 64, 48, device=DEVICE)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    generator = torch.random.get_rng_state()
+    with kernels_allowed(), torch.autocast(DEVICE, torch.bfloat16), torch.set_grad_enabled(training):
+        expected = launched_by(type(model).forward_features, model, (images,), {})
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        assert torch.equal(torch.random.get_rng_state(), generator)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        with record_specializations(execute=False) as launched:
+            logits = model(images)
+            if training:
+                F.cross_entropy(logits.float(), torch.zeros(2, dtype=torch.long, device=DEVICE)).backward()
+    assert launched
+    assert launched == expected
+
+
+def test_hooks_of_a_model_do_not_see_the_fake_pass():
+    outputs, model = [], saccade.create_model("svit_nano", depths=(1, 1, 1, 1)).to(DEVICE)
+    model.stages[0].register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    launched_by(type(model).forward_features, model, (torch.randn(1, 3, 64, 64, device=DEVICE),), {})
+    assert not outputs
+
+
+class Counts(nn.Module):
+    """Reaches two kernels that are not compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    @model_pass
+    def forward(self, x):
+        _launch.before_first_compilation()
+        _launch.before_first_compilation()
+        return self.fc(x)
+
+
+def test_kernels_are_prepared_once_per_model_and_mode(monkeypatch):
+    passes = []
+    monkeypatch.setattr(_model_pass, "launched_by", lambda method, model, *_: passes.append(model.training) or set())
+    model, x = Counts(), torch.ones(1, 2)
+    for training in (True, True, False, False):
+        model.train(training)(x)
+    assert passes == [True, False]
+    with torch.no_grad():
+        model(x)
+    Counts()(x)
+    assert passes == [True, False, False, True]
+    prepare_kernels()  # outside of a pass
+    assert len(passes) == 4
+
+
+def test_a_pass_that_cannot_be_run_with_fake_tensors_goes_on():
+    class Fails(Counts):
+        @model_pass
+        def forward(self, x):
+            _launch.before_first_compilation()
+            return self.fc(x) * float(x.sum())  # not known of a fake tensor
+
+    assert Fails()(torch.ones(1, 2)).shape == (1, 2)
+
+
+COMPILE = """
+import triton, torch
+from concurrent.futures import ThreadPoolExecutor
+from triton.backends.compiler import GPUTarget
+from saccade.ops import linear
+from saccade.ops._launch import KERNELS, Specialization, compile_in
+
+class Driver:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+
+triton.runtime.driver.set_active(Driver())
+kernel = linear._column_sum(64)
+constants = tuple(kernel.constants.items())
+with ThreadPoolExecutor(2) as threads:
+    compile_in(threads, [Specialization("_column_sum_kernel", (torch.bfloat16, torch.float32), constants)])
+(compiled,) = KERNELS["_column_sum_kernel"].device_caches[0][0].values()
+print("ptx" in compiled.asm)
+"""
+
+
+@needs_triton
+@pytest.mark.skipif(DEVICE == "cuda", reason="replaces the driver, to compile without a GPU")
+def test_kernels_are_compiled_in_threads_without_a_launch(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET")
+    result = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True)
+    assert result.stdout.strip() == "True", result.stderr
+
+
+def test_without_asynchronous_compilation_nothing_is_compiled_ahead(monkeypatch):
+    monkeypatch.setattr(_launch.triton, "AsyncCompileMode", None, raising=False)
+    with ThreadPoolExecutor(1) as threads:
+        _launch.compile_in(threads, [_launch.Specialization("unknown", (), ())])
