@@ -121,8 +121,10 @@ def test_error_of_the_runner_stops_its_processes(make_runner, tmp_path):
     process = runner.processes[runs[0].key][1]
     with pytest.raises(OSError, match="no space left"):
         runner.execute([runs[1]])
-    process.join()
-    assert process.exitcode == STOPPED
+    process.join(30)
+    code = process.exitcode
+    process.kill()
+    assert code == STOPPED
 
 
 def test_server_of_the_runs_does_not_initialise_cuda():
