@@ -58,6 +58,19 @@ def replaced_file(path: str | os.PathLike) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def locked(path: str | os.PathLike) -> Iterator[None]:
+    """Wait until no other process has this lock; it ends with the process, however that ends. Nothing on Windows."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _umask() -> int:
     """The process's mask of file permissions, which can only be read by setting it."""
     mask = os.umask(0o022)

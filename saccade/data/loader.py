@@ -3,6 +3,8 @@
 The number of workers therefore changes nothing, and a run can resume at any step.
 """
 
+import hashlib
+import json
 import logging
 import math
 import os
@@ -11,13 +13,17 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from saccade._files import locked, replaced_file
 from saccade.data.decode.image import BadImage
 from saccade.data.sources.base import DataError, Source
 from saccade.data.sources.masks import load_pair
@@ -345,6 +351,28 @@ def decode_all(
         raise DataError(f"none of the {len(bad)} images can be read; the first: {bad[0][1]}")
     images, labels = torch.cat([batch.images for batch in batches]), torch.cat([batch.labels for batch in batches])
     return Memory(images, labels, torch.cat([batch.indices for batch in batches]), bad)
+
+
+def decode_once(source: Any, decode: Callable[[Any], Memory], folder: str | Path, key: Sequence[Any]) -> Memory:
+    """Map a decoded source from a file of `folder`, which the first process with this source and `key` writes.
+
+    Processes that map one file share its memory.
+    """
+    names = [source.name(index) for index in range(len(source))]
+    digest = hashlib.sha256(json.dumps([*key, names], default=str).encode())
+    digest.update(np.asarray(getattr(source, "labels", [])).tobytes())
+    file = Path(folder) / f"{digest.hexdigest()[:16]}.safetensors"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file.with_suffix(".lock")):
+        if not file.is_file():
+            memory = decode(source)
+            tensors = {name: getattr(memory, name).contiguous() for name in ("images", "labels", "indices")}
+            with replaced_file(file) as temporary:
+                save_file(tensors, temporary, {"bad": json.dumps(memory.bad)})
+    with safe_open(file, "pt") as stored:
+        bad = [(index, reason) for index, reason in json.loads(stored.metadata()["bad"])]
+        images, labels, indices = (stored.get_tensor(name) for name in ("images", "labels", "indices"))
+    return Memory(images, labels, indices, bad)
 
 
 def cached_image_size(source: Source, image_size: int, max_side: int = 96, max_bytes: int = 2 * 2**30) -> int | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from saccade.data.loader import (
     Order,
     UnreadableImages,
     choose_cache,
+    decode_once,
     usable_cores,
 )
 from saccade.data.open import FINDERS, finder_options, open_train_and_val
@@ -74,6 +76,10 @@ def open_sources(recipe: Recipe, image_size: int, frames: int = 0) -> Sources:
         decode = choose_cache(data.cache, train, val, image_size, data.interpolation, data.workers)
     if decode is None:
         return Sources(train, val, None, None, unreadable)
+    if data.cache_folder:
+        changed = Path(data.path).stat().st_mtime_ns if Path(data.path).exists() else None
+        key = (data.path, changed, image_size, data.interpolation)
+        decode = partial(decode_once, decode=decode, folder=data.cache_folder, key=key)
     train_memory, val_memory = decode(train), decode(val)
     unreadable.add(train_memory.bad, "training")
     unreadable.add(val_memory.bad, "validation")

@@ -54,6 +54,7 @@ class Data:
     crop_pct: float | None = None  # validation: centre crop / shorter side; None: the model's default
     interpolation: str = "bicubic"  # of resized images
     cache: bool | Literal["auto"] = "auto"  # decode once and augment on the device; auto: if all images are small
+    cache_folder: str | None = None  # decoded images are stored here once, for all runs on the same data
     workers: int | None = None  # loader processes; None: cores - 1, at most 16
     max_unreadable: int = 100  # abort when more images than this cannot be read
     scenes: int = 2048  # number of training images of the embedded set "scenes"

@@ -142,6 +142,33 @@ def train(
     out = Path(out or default_folder(recipe))
     if (out / "last.ckpt").exists() and not resume:
         raise RecipeError(f"{out} already contains a run. Continue it with --resume, or choose another --out.")
+    session = set_up(recipe, out, device, no_epochs, started)
+    module, log, checkpointer = session.module, session.log, session.checkpointer
+    stopped = fit(session, progress)
+    if stopped or not module.trainer.is_global_zero:
+        return Run(out, {"stopped": stopped, "step": module.clock.steps} if stopped else {}, stopped)
+    best, device_used = Run(out, {}).model, module.trainer.strategy.root_device
+    evaluation = module.evaluate(best, device_used)
+    result = describe_run(best, module, evaluation, checkpointer.best, command)
+    write_json(out / "result.json", result)
+    write_report(out / "report.html", result, log.rows, task_sections(module, best, evaluation), module.recipe)
+    return Run(out, result)
+
+
+class Session(NamedTuple):
+    """A run that is ready to train."""
+
+    module: TrainingModule
+    log: MetricsLog
+    checkpointer: Checkpointer
+    checkpoint: Path | None  # to resume from
+    device: str | None
+
+
+def set_up(
+    recipe: Recipe, out: Path, device: str | None = None, no_epochs: bool = False, started: float | None = None
+) -> Session:
+    """Open the data, create the model and prepare the folder, where a checkpoint is resumed from."""
     network, card, sources, preprocess = assemble(recipe)
     recipe = fit_to_data(recipe, sources.train_count, no_epochs)
     if card.multi_label:
@@ -152,23 +179,20 @@ def train(
     if recipe.trainer.compile:
         module.compile_model(recipe.trainer.compile_mode)
     warn_if_slow(network, preprocess, recipe, clock, device)
-    checkpointer, log = Checkpointer(out, card, recipe.trainer), MetricsLog(out)
-    stopped = ""
+    return Session(module, MetricsLog(out), Checkpointer(out, card, recipe.trainer), checkpoint, device)
+
+
+def fit(session: Session, progress: bool = False) -> str:
+    """Train to the end of the recipe; returns the name of the signal that stopped the run, or ""."""
     with quiet_lightning():
-        callbacks = [log, checkpointer] + ([ProgressBar()] if progress else [])
-        trainer = Trainer(**trainer_options(recipe, device), callbacks=callbacks, enable_progress_bar=progress)
+        callbacks = [session.log, session.checkpointer] + ([ProgressBar()] if progress else [])
+        options = trainer_options(session.module.recipe, session.device)
+        trainer = Trainer(**options, callbacks=callbacks, enable_progress_bar=progress)
         try:
-            trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
+            trainer.fit(session.module, ckpt_path=session.checkpoint, weights_only=True)
         except StoppedBySignal as signal:
-            stopped = str(signal)
-    if stopped or not trainer.is_global_zero:
-        return Run(out, {"stopped": stopped, "step": clock.steps} if stopped else {}, stopped)
-    best, device_used = Run(out, {}).model, trainer.strategy.root_device
-    evaluation = module.evaluate(best, device_used)
-    result = describe_run(best, module, evaluation, checkpointer.best, command)
-    write_json(out / "result.json", result)
-    write_report(out / "report.html", result, log.rows, task_sections(module, best, evaluation), recipe)
-    return Run(out, result)
+            return str(signal)
+    return ""
 
 
 @torch.inference_mode()

@@ -103,11 +103,15 @@ def load_released() -> dict[str, Released]:
 
 
 def select(names: Sequence[str], claims: dict[str, Claim]) -> list[Claim]:
-    """The claims with these names or prefixes ("svit"); all without names, one per table of a paper first."""
+    """The claims with these names or prefixes ("svit").
+
+    Without names all: one per table of a paper first, and the papers in turn, so that the first processes compile the
+    kernels of different families.
+    """
     if not names:
         tables: set[tuple[str, str]] = set()
         first = [claim for claim in claims.values() if _is_new((claim.paper, claim.table), tables)]
-        return first + [claim for claim in claims.values() if claim not in first]
+        return _in_turn(first) + _in_turn([claim for claim in claims.values() if claim not in first])
     chosen: dict[str, Claim] = {}
     for name in names:
         matching = [claims[name]] if name in claims else [c for c in claims.values() if c.name.startswith(f"{name}-")]
@@ -117,6 +121,13 @@ def select(names: Sequence[str], claims: dict[str, Claim]) -> list[Claim]:
             raise ClaimError(f"expected a claim, got {name!r}. {hint}")
         chosen |= {claim.name: claim for claim in matching}
     return list(chosen.values())
+
+
+def _in_turn(claims: list[Claim]) -> list[Claim]:
+    """One claim of every paper, then the next one of every paper."""
+    papers = [claim.paper for claim in claims]
+    order = sorted(range(len(claims)), key=lambda i: papers[:i].count(papers[i]))
+    return [claims[i] for i in order]
 
 
 def _is_new(key: tuple[str, str], tables: set[tuple[str, str]]) -> bool:

@@ -13,8 +13,9 @@ VERDICTS = (CONFIRMED, NO_DIFFERENCE, UNDECIDED, CONTRADICTED, UNMEASURED)
 METHOD = f"""## How a verdict is made
 
 A run trains one arm with one seed; all arms of a claim share one recipe, fixed before the first run. The metric is that
-of the validation set after the last epoch, in percent; a run that diverged counts with its last validation. Differences
-are paired by seed: runs of one seed see the same images in the same order with the same augmentation. For every pair of
+of the validation set after the last epoch, in percent; a run that diverged counts with its last validation, or with 0
+without one. Differences are paired by seed: runs of one seed see the same images in the same order with the same
+augmentation. For every pair of
 arms the {100 - 200 * ALPHA:.0f} % interval of the mean difference (paired t test) is compared with what the claim
 allows: above 0 for A > B, above -margin for A >= B, between -margin and margin for A = B (two one-sided tests).
 

@@ -1,14 +1,20 @@
-"""Run the planned runs in parallel processes on one device, within a time budget; what is done is not repeated."""
+"""Run the planned runs in parallel processes on one device, within a time budget; what is done is not repeated.
+
+Every run has a process of its own, forked from a server process that has imported everything and not initialised CUDA.
+"""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +34,7 @@ class Runner:
     Files of the folder `out`:
         results/KEY.json: the result of a finished run.
         runs/KEY/: checkpoint, log and specification of an unfinished run.
+        cache/: decoded data sets, which the runs share.
 
     Args:
         data: paths by the name of their data set.
@@ -37,6 +44,7 @@ class Runner:
     """
 
     worker = "saccade.reproduce.worker"  # the module that executes a run
+    preload = (worker, "jsonargparse", "pandas", "pyarrow.parquet")  # imported by the server, if installed
 
     def __init__(
         self,
@@ -50,10 +58,13 @@ class Runner:
         self.out, self.data, self.device, self.jobs, self.on_event = out, data, device, jobs, on_event
         self.started = time.monotonic()
         self.deadline = None if budget is None else self.started + 60 * budget
-        self.processes: dict[str, tuple[PlannedRun, subprocess.Popen]] = {}
+        self.processes: dict[str, tuple[PlannedRun, BaseProcess]] = {}
         self.failed: dict[str, str] = {}  # key -> reason
         self.waiting: dict[str, str] = {}  # key -> why a run was not started within this budget
         self.finished, self.interrupted = 0, False
+        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"  # Windows
+        self.context: Any = multiprocessing.get_context(method)
+        self.context.set_forkserver_preload(list(self.preload))
 
     def execute(self, runs: Sequence[PlannedRun]) -> None:
         """Run everything that has no result yet; returns when done, out of time or interrupted."""
@@ -61,19 +72,23 @@ class Runner:
         pending = sorted((run for run in runs if read_result(self.out, run.key) is None), key=lambda run: run.exclusive)
         total = len(pending)
         with self.interruptible():
-            while (pending or self.processes) and not self.interrupted:
-                self.collect(total)
-                while pending and self.has_place(pending[0]):
-                    run = pending.pop(0)
-                    if reason := self.too_late(run):
-                        self.waiting[run.key] = reason
-                    else:
-                        parallel = len(self.processes) + 1 + sum(not other.exclusive for other in pending)
-                        self.start(run, 1 if run.exclusive else min(self.jobs, parallel))
-                if self.out_of_time():
-                    break
-                time.sleep(POLL_SECONDS if self.processes else 0)
-            self.stop_all(total)
+            try:
+                while (pending or self.processes) and not (self.interrupted or self.out_of_time()):
+                    self.collect(total)
+                    while pending and self.has_place(pending[0]):
+                        run = pending.pop(0)
+                        if reason := self.too_late(run):
+                            self.waiting[run.key] = reason
+                        else:
+                            parallel = len(self.processes) + 1 + sum(not other.exclusive for other in pending)
+                            self.start(run, 1 if run.exclusive else min(self.jobs, parallel))
+                    self.wait()
+            finally:
+                self.stop_all(total)
+
+    def wait(self) -> None:
+        """Wait until a process ends, at most `POLL_SECONDS`."""
+        wait([process.sentinel for _, process in self.processes.values()], POLL_SECONDS if self.processes else 0)
 
     def budget_seconds(self) -> float:
         return float("inf") if self.deadline is None else self.deadline - self.started
@@ -103,23 +118,20 @@ class Runner:
             "data": self.data[run.data],
             "device": self.device,
             "parallel": parallel,
-            "parent": os.getpid(),
+            "cache": str(self.out / "cache"),
+            "started": time.time(),
             "result": str(result_file(self.out, run.key)),
         }
         write_json(folder / "spec.json", spec)
-        environment = dict(os.environ)
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self.jobs)))
-        command = [sys.executable, "-m", self.worker, str(folder)]
-        with open(folder / "log.txt", "ab") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
+        threads = os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // self.jobs)
+        process = self.context.Process(target=run_worker, args=(self.worker, folder, int(threads)))
+        process.start()
         self.processes[run.key] = (run, process)
 
     def collect(self, total: int) -> None:
         """Take note of processes that have ended."""
         for key, (run, process) in list(self.processes.items()):
-            if process.poll() is None:
+            if process.exitcode is None:
                 continue
             del self.processes[key]
             folder = self.out / "runs" / key
@@ -128,7 +140,7 @@ class Runner:
                 shutil.rmtree(folder, ignore_errors=True)
                 self.finished += 1
                 self.on_event(f"{self.finished}/{total} {run.title}: {describe_result(result)}{self.time_left(total)}")
-            elif process.returncode in (STOPPED, -signal.SIGTERM, -signal.SIGKILL) and (
+            elif process.exitcode in (STOPPED, -signal.SIGTERM, -signal.SIGKILL) and (
                 self.interrupted or self.out_of_time()
             ):
                 self.on_event(f"stopped {run.title}")
@@ -150,10 +162,10 @@ class Runner:
         end = time.monotonic() + KILL_SECONDS
         while self.processes and time.monotonic() < end:
             self.collect(total)
-            time.sleep(POLL_SECONDS)
+            self.wait()
         for _, process in self.processes.values():
             process.kill()
-            process.wait()
+            process.join()
         self.collect(total)
 
     @contextmanager
@@ -169,6 +181,20 @@ class Runner:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+def run_worker(module: str, folder: Path, threads: int) -> None:
+    """Execute a run in this process, in a session of its own and with its output in FOLDER/log.txt."""
+    import torch
+
+    if hasattr(os, "setsid"):  # not on Windows; Ctrl-C is for the runner
+        os.setsid()
+    with open(folder / "log.txt", "ab") as log:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(log.fileno(), stream.fileno())
+    torch.set_num_threads(threads)
+    multiprocessing.set_start_method(None, force=True)  # of loader processes: the default, not that of this process
+    sys.exit(import_module(module).main(folder))
 
 
 def result_file(out: Path, key: str) -> Path:

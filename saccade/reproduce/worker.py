@@ -1,13 +1,12 @@
-"""One run in a process of its own: `python -m saccade.reproduce.worker FOLDER`.
+"""One run: FOLDER/spec.json says what to train; the result is written to the file that it names.
 
-FOLDER/spec.json says what to train; the result is written to the file that it names. A run that was stopped by a signal
-exits with `STOPPED` and continues from its checkpoint when it is started again.
+A run that was stopped by a signal exits with `STOPPED` and continues from its checkpoint when it is started again.
 """
 
 import json
+import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,19 +16,14 @@ import torch
 
 import saccade.models  # noqa: F401  (registers the models with timm)
 from saccade._files import write_json
-from saccade.benchmark import Case, measure
-from saccade.data.loader import EvalLoader
-from saccade.data.open import limited
-from saccade.engine.loaders import open_sources
+from saccade.benchmark import Case, count, measure
+from saccade.data.sources.base import Subset, limited
 from saccade.engine.logs import read_rows
-from saccade.engine.module import AUTOCAST_DTYPES, NonFiniteLoss
+from saccade.engine.module import NonFiniteLoss, TrainingModule
 from saccade.engine.recipe import Recipe, load_recipe, to_dict
 from saccade.engine.results import machine
-from saccade.engine.train import Run, train
+from saccade.engine.train import fit, set_up
 from saccade.reproduce.runner import STOPPED
-from saccade.tasks.evaluators import ClassEvaluator
-from saccade.tasks.load import card_of, load
-from saccade.tasks.predict import make_eval_transform
 
 TRAIN_IMAGES = 5000  # for the training top-1
 CONTEXT_GIB = 1.5  # device memory beyond this, before the run allocates any, belongs to other processes
@@ -38,33 +32,41 @@ LATENCY_BATCH = 128
 
 def main(folder: Path) -> int:
     spec = json.loads((folder / "spec.json").read_text())
-    end_with_parent(spec["parent"])
+    end_with_parent()
     sessions = record_session(folder, spec)
-    recipe = load_recipe(spec["run"]["recipe"], recipe_changes(spec))
-    diverged, run = None, Run(folder / "train", {})
+    recipe, diverged = load_recipe(spec["run"]["recipe"], recipe_changes(spec)), None
+    times = [spec["started"], time.time()]
+    session = set_up(recipe, folder / "train", spec["device"])
+    times.append(time.time())
     try:
-        run = train(recipe, run.out, resume=True, device=spec["device"], progress=False)
+        if fit(session):
+            return STOPPED
     except NonFiniteLoss as error:
         diverged = " ".join(str(error).replace(str(folder), "").split())
-    if run.stopped:
-        return STOPPED
-    result = describe(spec, recipe, run, diverged) | {"sessions": sessions, "shared": is_shared(sessions)}
-    write_json(spec["result"], result)
+    times.append(time.time())  # training includes validation
+    result = describe(spec, session.module, diverged)
+    times.append(time.time())
+    steps = zip(("start", "data", "training", "evaluation"), times[:-1], times[1:], strict=True)
+    result["seconds"] = {name: round(end - start, 2) for name, start, end in steps}
+    write_json(spec["result"], result | {"sessions": sessions, "shared": is_shared(sessions)})
     return 0
 
 
 def recipe_changes(spec: dict[str, Any]) -> list[Any]:
     run = spec["run"]
     model = {"name": run["model"], "kwargs": run["kwargs"], "head": run["head"]}
-    return [("model", model), ("seed", run["seed"]), ("data.path", spec["data"]), *run["changes"]]
+    data = [("data.path", spec["data"]), ("data.cache_folder", spec["cache"])]
+    return [("model", model), ("seed", run["seed"]), *data, *run["changes"]]
 
 
-def end_with_parent(parent: int) -> None:
+def end_with_parent() -> None:
     """Stop as on SIGTERM when the process that started this one is gone: nothing trains unattended."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -88,27 +90,34 @@ def is_shared(sessions: list[dict[str, Any]]) -> bool:
     return any(session["parallel"] > 1 or (session["device_gib_in_use"] or 0) > CONTEXT_GIB for session in sessions)
 
 
-def describe(spec: dict[str, Any], recipe: Recipe, run: Run, diverged: str | None) -> dict[str, Any]:
+def describe(spec: dict[str, Any], module: TrainingModule, diverged: str | None) -> dict[str, Any]:
     """The stored result: what was run, metrics after the last epoch, curve, cost, environment."""
-    rows = read_rows(run.out / "metrics.csv")
+    recipe, clock, device = module.recipe, module.clock, spec["device"]
+    rows = read_rows(Path(module.out) / "metrics.csv")
     curve = [validation_row(rows, index) for index, row in enumerate(rows) if "val_loss" in row]
     last = curve[-1] if curve else {"val_top1": 0.0, "val_miou": 0.0}  # diverged before the first validation
     metrics = {key.removeprefix("val_"): value for key, value in last.items() if key.startswith("val_")}
     if not diverged and recipe.task == "classification":
-        metrics["train_top1"] = train_top1(run.out, recipe, spec["device"])
+        metrics["train_top1"] = train_top1(module, device)
         metrics["gap"] = metrics["train_top1"] - metrics["top1"]
-    names = ("parameters", "multiply_adds", "epochs", "steps", "minutes", "train_images_per_s", "train_images")
+    cost, speed = count(module.model, module.preprocess.size), clock.images_per_second(recipe.batch_size)
     plain = to_dict(recipe)
-    plain["data"]["path"] = spec["run"]["data"]  # not the path on this machine
+    plain["data"] |= {"path": spec["run"]["data"], "cache_folder": None}  # not the paths on this machine
     return {
         "key": spec["key"],
         "run": spec["run"],
         "metrics": {name: round(value, 4) for name, value in metrics.items()},
         "diverged": diverged,
         "curve": curve,
-        **{name: run.result.get(name) for name in names},
-        "latency_ms": latency(recipe, spec["device"]) if spec["run"]["exclusive"] and not diverged else None,
-        "machine": run.result.get("machine") or machine(torch.device(spec["device"])),
+        "parameters": cost.params,
+        "multiply_adds": cost.madds,
+        "epochs": round(module.epoch, 2),
+        "steps": clock.steps,
+        "minutes": round(clock.elapsed() / 60, 2),
+        "train_images_per_s": speed and round(speed, 1),
+        "train_images": len(module.sources.train),
+        "latency_ms": latency(recipe, device) if spec["run"]["exclusive"] and not diverged else None,
+        "machine": machine(torch.device(device)),
         "recipe": plain,
     }
 
@@ -120,16 +129,16 @@ def validation_row(rows: list[dict[str, Any]], index: int) -> dict[str, Any]:
     return {key: value for key, value in (trained | rows[index]).items() if key != "images_per_s"}
 
 
-def train_top1(out: Path, recipe: Recipe, device: str) -> float:
-    """Top-1 of the last weights on training images without augmentation."""
-    model = load(out / "last.safetensors")
-    preprocess = card_of(model).preprocess
-    sources = open_sources(load_recipe(to_dict(recipe), ["data.cache=false"]), preprocess.size)
-    source = limited(sources.train, TRAIN_IMAGES, 0)
-    batches = EvalLoader(source, make_eval_transform(preprocess), recipe.batch_size, 0)
-    dtype = AUTOCAST_DTYPES.get(recipe.trainer.precision)
-    evaluator = ClassEvaluator(len(sources.classes), preprocess)
-    return evaluator.evaluate(model, batches, device, dtype).metrics["top1"]
+def train_top1(module: TrainingModule, device: str) -> float:
+    """Top-1 of the last weights on training images, preprocessed as in validation."""
+    sources = module.sources
+    chosen, memory = limited(sources.train, TRAIN_IMAGES, 0), sources.train_memory
+    if memory is not None:
+        part = isinstance(chosen, Subset) and chosen is not sources.train
+        mask = torch.isin(memory.indices, torch.as_tensor(chosen.indices if part else range(len(chosen))))
+        memory = memory._replace(images=memory.images[mask], labels=memory.labels[mask], indices=memory.indices[mask])
+    module.sources = sources._replace(val=chosen, val_memory=memory)
+    return module.evaluate(module.eval_model, torch.device(device)).metrics["top1"]
 
 
 def latency(recipe: Recipe, device: str) -> float:
@@ -147,7 +156,3 @@ def latency(recipe: Recipe, device: str) -> float:
         options=dict(recipe.model.kwargs),
     )
     return round(1000 * measure([case])[0].median, 4)
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))

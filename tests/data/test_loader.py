@@ -1,5 +1,7 @@
 """Order, seeds and unreadable images: batches depend on (seed, epoch), not on workers or processes."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -15,9 +17,10 @@ from saccade.data.loader import (
     Order,
     cached_image_size,
     decode_all,
+    decode_once,
 )
 from saccade.data.open import find_object_splits, open_train_and_val
-from saccade.data.sources.base import DataError
+from saccade.data.sources.base import DataError, Subset, limited
 from saccade.data.sources.folder import FolderSource
 from saccade.data.sources.masks import load_pair
 from saccade.data.sources.objects import trainable_objects
@@ -128,6 +131,25 @@ def test_batch_without_readable_images_raises(tmp_path):
         list(loader.epoch(0))
     with pytest.raises(DataError, match="none of the 2 images"):
         decode_all(FolderSource(tmp_path), MemoryTransform(8), 0)
+
+
+def test_decode_once_maps_what_the_first_call_decoded(folder, tmp_path):
+    decode = partial(decode_all, transform=MemoryTransform(32), workers=0)
+    calls = []
+    counted = lambda source: calls.append(source) or decode(source)  # noqa: E731
+    first = decode_once(folder, counted, tmp_path / "cache", ["key"])
+    second = decode_once(folder, counted, tmp_path / "cache", ["key"])
+    expected = decode(folder)
+    assert len(calls) == 1
+    for memory in (first, second):
+        assert all(torch.equal(memory[i], expected[i]) for i in range(3))
+        assert memory.bad == expected.bad
+    decode_once(folder, counted, tmp_path / "cache", ["other key"])
+    decode_once(limited(folder, 3), counted, tmp_path / "cache", ["key"])
+    relabelled = Subset(folder, range(len(folder)))
+    relabelled.labels = relabelled.labels[::-1].copy()
+    assert torch.equal(decode_once(relabelled, counted, tmp_path / "cache", ["key"]).labels, decode(relabelled).labels)
+    assert len(calls) == 4
 
 
 def test_decode_all_keeps_readable_images_and_their_indices(folder):

@@ -1,6 +1,7 @@
 """A replacement of `saccade.reproduce.worker` without training, which behaves as the kwargs of the run say."""
 
 import json
+import os
 import signal
 import sys
 import time
@@ -15,6 +16,8 @@ def main(folder: Path) -> int:
     if behaviour.get("fail"):
         print("ValueError: no such option", file=sys.stderr)
         return 1
+    if behaviour.get("kill"):
+        os.kill(os.getpid(), signal.SIGKILL)
     checkpoint = folder / "checkpoint"
     if behaviour.get("long") and not checkpoint.exists():
         signal.signal(signal.SIGTERM, lambda *_: (checkpoint.write_text("half"), sys.exit(75)))
@@ -33,7 +36,3 @@ def main(folder: Path) -> int:
     result |= {"resumed": checkpoint.exists()}
     Path(spec["result"]).write_text(json.dumps(result))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))

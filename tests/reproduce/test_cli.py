@@ -48,6 +48,7 @@ def test_wrong_usage_is_one_line(flags, message, tmp_path, capsys):
 
 def test_command_runs_claims_and_continues_with_resume(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Runner, "worker", "tests.reproduce.fake_worker")
+    monkeypatch.setattr(Runner, "preload", ("torch", "saccade.reproduce.runner"))
     monkeypatch.chdir(Path(__file__).parents[2])
     command = ["reproduce", "svit-cpe", "svit-position", "--data", "scenes", "--device", "cpu", "--json"]
     command += ["--seeds", "2", "--jobs", "2", "--out", str(tmp_path / "out")]
@@ -71,6 +72,7 @@ def test_command_runs_claims_and_continues_with_resume(tmp_path, monkeypatch, ca
 
 def test_changed_recipes_are_named_on_the_page(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Runner, "worker", "tests.reproduce.fake_worker")
+    monkeypatch.setattr(Runner, "preload", ("torch", "saccade.reproduce.runner"))
     monkeypatch.chdir(Path(__file__).parents[2])
     command = ["reproduce", "svit-cpe", "--data", "scenes", "--device", "cpu", "--seeds", "1", "--set", "epochs=1"]
     assert main([*command, "--out", str(tmp_path / "out")]) == 0

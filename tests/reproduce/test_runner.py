@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from saccade.reproduce.claim import Arm
 from saccade.reproduce.plan import PlannedRun
-from saccade.reproduce.runner import Runner, read_result
+from saccade.reproduce.runner import STOPPED, Runner, read_result
 
 
 def planned(number: int, exclusive: bool = False, minutes: float | None = None, **behaviour) -> PlannedRun:
@@ -21,8 +23,12 @@ def planned(number: int, exclusive: bool = False, minutes: float | None = None, 
 @pytest.fixture
 def make_runner(tmp_path, monkeypatch):
     monkeypatch.setattr(Runner, "worker", "tests.reproduce.fake_worker")
+    monkeypatch.setattr(Runner, "preload", ("torch", "saccade.reproduce.runner"))
     monkeypatch.chdir(Path(__file__).parents[2])  # the workers import tests
     (tmp_path / "results").mkdir()
+    process = Runner(tmp_path, {}, "cpu").context.Process()  # starts the server, so that no budget pays for it
+    process.start()
+    process.join()
     return lambda **options: Runner(tmp_path, {"scenes": "scenes"}, "cpu", **options)
 
 
@@ -92,6 +98,46 @@ def test_failed_run_is_reported_and_does_not_stop_others(make_runner, tmp_path):
     assert list(runner.failed) == [runs[0].key]
     assert runner.failed[runs[0].key].startswith("claim: arm 0, seed 0: ValueError: no such option (see ")
     assert read_result(tmp_path, runs[1].key)
+
+
+def test_killed_run_is_reported_and_does_not_stop_others(make_runner, tmp_path):
+    runs = [planned(0, kill=True), planned(1)]
+    runner = make_runner()
+    runner.execute(runs)
+    assert list(runner.failed) == [runs[0].key]
+    assert read_result(tmp_path, runs[1].key)
+
+
+def test_error_of_the_runner_stops_its_processes(make_runner, tmp_path):
+    def fail(line: str) -> None:
+        raise OSError("no space left")
+
+    runs = [planned(0, long=True), planned(1, fail=True)]
+    runner = make_runner(jobs=2, on_event=fail)
+    ready = tmp_path / "runs" / runs[0].key / "ready"
+    runner.start(runs[0], 2)
+    while not ready.exists():
+        threading.Event().wait(0.05)
+    process = runner.processes[runs[0].key][1]
+    with pytest.raises(OSError, match="no space left"):
+        runner.execute([runs[1]])
+    process.join(30)
+    code = process.exitcode
+    process.kill()
+    assert code == STOPPED
+
+
+def test_server_of_the_runs_does_not_initialise_cuda():
+    """CUDA cannot be used in processes forked after that."""
+    code = (
+        "import torch, importlib\n"
+        "from saccade.reproduce.runner import Runner\n"
+        "def refuse(*_): raise AssertionError('CUDA is used at import')\n"
+        "torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = refuse\n"
+        "for module in Runner.preload: importlib.import_module(module)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def test_run_by_time_is_not_started_without_time_for_it(make_runner, tmp_path):
