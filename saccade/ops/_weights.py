@@ -66,12 +66,12 @@ def cast_weight(weight: Tensor | None) -> Any:
 def cast_weights(weight: Tensor | None, bias: Tensor | None) -> Any:
     """`cast_weight` of a layer's weight and bias."""
     casts = _current_casts()
-    return (casts.get(weight, weight), casts.get(bias, bias)) if casts else (weight, bias)
+    return (casts.get(weight, weight), casts.get(bias, bias)) if len(casts) > 0 else (weight, bias)
 
 
 def has_casts() -> bool:
     """Whether the weights of a model have been cast for the current forward pass."""
-    return bool(_current_casts())
+    return len(_current_casts()) > 0  # bool() of a dict breaks graphs of torch 2.11
 
 
 def _current_casts() -> dict[Tensor | None, Tensor]:
@@ -107,7 +107,7 @@ def end_pass() -> None:
 def run_traced(method: Callable[Concatenate[Model, P], R], model: Model, *args: P.args, **kwargs: P.kwargs) -> R:
     """The method as torch.compile traces it: one operator casts all weights."""
     autocast = dispatch.traced_autocast()
-    if autocast is None or _traced_casts:
+    if autocast is None or len(_traced_casts) > 0:
         return method(model, *args, **kwargs)
     weights = _traced_weights_of(model, autocast[0])
     for trains in (True, False):  # apart, so that no gradients of frozen weights are computed
@@ -147,8 +147,10 @@ _cast_together.register_autograd(_cast_together_backward, setup_context=_cast_to
 def _traced_weights_of(model: nn.Module, kind: str) -> list[Tensor]:
     """The float32 weights of layers that read them through `cast_weights` under torch.compile."""
     weights = []
+    trains = dispatch.is_training()  # in inference norms are folded into the float32 weights of convolutions
     for module in model.modules():
-        if getattr(module, "cast_weights", False):
+        is_conv = trains and isinstance(module, nn.Conv2d) and module.groups == 1 and module.in_channels > 3
+        if is_conv or getattr(module, "cast_weights", False):
             for weight in module.parameters(recurse=False):
                 if weight.dtype == torch.float32 and weight.device.type == kind:
                     weights.append(weight)

@@ -18,7 +18,7 @@ from saccade.ops import _dispatch as dispatch
 from saccade.ops import _rows as rows_of
 from saccade.ops._dispatch import FusedOp, register_op
 from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, next_power_of_2, variant
-from saccade.ops._weights import cached_layout, cast_weight
+from saccade.ops._weights import cached_layout, cast_weight, cast_weights, has_casts
 from saccade.ops.batch_norm import ACTIVATIONS, norm_act
 from saccade.ops.layer_norm import bias_norm, is_channel_norm
 from saccade.ops.linear import column_sum
@@ -372,6 +372,13 @@ def conv_norm_act(
 conv_norm_act.add("cudnn", _folds_in_graph)(_conv_norm_act_folded)
 
 
+def _apply_conv(features: Tensor, conv: nn.Module) -> Tensor:
+    """conv(features), with the casts of its weights where torch.compile traces them."""
+    if type(conv) is nn.Conv2d and has_casts() and dispatch.is_plain(conv):
+        return conv._conv_forward(features, *cast_weights(conv.weight, conv.bias))
+    return conv(features)
+
+
 @conv_norm_act.add("norm_act", lambda features, *_, **__: dispatch.on_gpu(features) and dispatch.is_training())
 def _conv_norm_act_training(
     features: Tensor, conv: nn.Module, norm: nn.Module, act: str = "", shortcut: Tensor | None = None,
@@ -384,12 +391,12 @@ def _conv_norm_act_training(
         and not (isinstance(shortcut_layers, nn.Module) and dispatch.has_hooks(shortcut_layers))
     ):
         shortcut_conv, shortcut_norm = shortcut_layers
-        shortcut = norm_act(shortcut_conv(shortcut), shortcut_norm)
+        shortcut = norm_act(_apply_conv(shortcut, shortcut_conv), shortcut_norm)
     elif shortcut is not None:
         shortcut = _apply_layers(shortcut_layers, shortcut)
     if drop_path is None:
-        return norm_act(conv(features), norm, shortcut, act)
-    features = drop_path(norm_act(conv(features), norm))
+        return norm_act(_apply_conv(features, conv), norm, shortcut, act)
+    features = drop_path(norm_act(_apply_conv(features, conv), norm))
     return ACTIVATIONS[act](features if shortcut is None else features + shortcut)
 
 

@@ -19,9 +19,13 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 
 @contextmanager
 def kernels_allowed() -> Iterator[None]:
-    """Kernels run on `DEVICE`: by themselves on a GPU, interpreted on a CPU."""
-    with ops.interpreted() if DEVICE == "cpu" else nullcontext():
+    """Kernels run on `DEVICE`: by themselves on a GPU, interpreted on a CPU; backward in this thread, as on a CPU."""
+    with ops.interpreted() if DEVICE == "cpu" else nullcontext(), torch.autograd.set_multithreading_enabled(False):
         yield
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=DEVICE)
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -52,7 +56,8 @@ def check(
     assert len(results) == len(expected)
     for result, reference in zip(results, expected, strict=True):
         assert result.shape == reference.shape
-        assert relative_error(result, reference) <= tolerance
+        error = relative_error(result, reference)
+        assert error <= tolerance, f"relative error {error:.2e}, expected at most {tolerance:.0e}"
 
 
 def outputs_and_gradients(function: Callable[..., Any], inputs: Sequence[Any], backward: bool) -> list[Tensor]:

@@ -7,7 +7,7 @@ from torch.library import opcheck
 from saccade import ops
 from saccade.ops import attention
 from saccade.ops._launch import record_specializations
-from tests.ops.compare import DEVICE, HALF, check, kernels_allowed, needs_triton, randn, relative_error
+from tests.ops.compare import HALF, check, kernels_allowed, needs_triton, randn, relative_error, zeros
 
 pytestmark = needs_triton
 
@@ -34,26 +34,26 @@ def test_self_attention_stays_finite_for_large_scores():
 @pytest.mark.parametrize(
     ("qkv", "heads", "reason"),
     [
-        (torch.zeros(2, 65, 192), 16, "more than 64 tokens"),
-        (torch.zeros(2, 49, 144), 4, "heads of 12 channels"),
-        (torch.zeros(2, 49, 24), 2, "fewer than 16 channels"),
-        (torch.zeros(2, 49, 768), 2, "heads of 128 channels"),
-        (torch.zeros(49, 2, 192).transpose(0, 1), 16, "not contiguous"),
-        (torch.zeros(2, 49, 192, dtype=torch.float64), 16, "float64"),
+        (zeros(2, 65, 192), 16, "more than 64 tokens"),
+        (zeros(2, 49, 144), 4, "heads of 12 channels"),
+        (zeros(2, 49, 24), 2, "fewer than 16 channels"),
+        (zeros(2, 49, 768), 2, "heads of 128 channels"),
+        (zeros(49, 2, 192).transpose(0, 1), 16, "not contiguous"),
+        (zeros(2, 49, 192, dtype=torch.float64), 16, "float64"),
     ],
 )
 def test_self_attention_uses_reference_where_the_kernel_does_not_apply(qkv, heads, reason):
     with kernels_allowed():
-        assert attention.self_attention.implementation(torch.zeros(2, 49, 192), 16) == "triton"
+        assert attention.self_attention.implementation(zeros(2, 49, 192), 16) == "triton"
         assert attention.self_attention.implementation(qkv, heads) == "reference", reason
         with ops.enabled(False):
-            assert attention.self_attention.implementation(torch.zeros(2, 49, 192), 16) == "reference"
+            assert attention.self_attention.implementation(zeros(2, 49, 192), 16) == "reference"
 
 
 def test_self_attention_compiles_three_tiles_for_all_sizes():
     with kernels_allowed(), record_specializations(execute=False) as compiled:
         for size in range(1, 65):
-            attention.self_attention(torch.zeros(size % 5, size, 192), 8)
+            attention.self_attention(zeros(size % 5, size, 192), 8)
     assert len(compiled) == 3
 
 
@@ -118,7 +118,7 @@ def test_attention_of_an_empty_batch_is_empty():
 
 
 def half(*shape):
-    return torch.zeros(shape, dtype=HALF, device=DEVICE)
+    return zeros(*shape, dtype=HALF)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from saccade import ops
 from saccade.ops import _rows, batch_norm
 from saccade.ops._launch import record_specializations
-from tests.ops.compare import DEVICE, check, kernels_allowed, needs_triton, randn
+from tests.ops.compare import DEVICE, check, kernels_allowed, needs_triton, randn, zeros
 
 pytestmark = needs_triton
 
@@ -140,15 +140,15 @@ def test_norm_act_uses_reference_where_the_kernels_do_not_apply(case):
         pass
 
     layer = {"synchronised": nn.SyncBatchNorm, "subclass": Subclass}.get(case, nn.BatchNorm2d)
-    norm = layer(4, momentum=None if case == "cumulative average" else 0.1, affine=case != "no parameters")
+    norm = layer(4, momentum=None if case == "cumulative average" else 0.1, affine=case != "no parameters").to(DEVICE)
     if case == "hook":
         norm.register_forward_hook(lambda *_: None)
     norm.train(case != "evaluation")
-    features = torch.zeros(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    features = zeros(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
     with kernels_allowed():
-        assert batch_norm.norm_act.implementation(features, nn.BatchNorm2d(4)) == "triton"
+        assert batch_norm.norm_act.implementation(features, nn.BatchNorm2d(4).to(DEVICE)) == "triton"
         if case == "one value":
-            features = torch.zeros(1, 4, 1, 1)
+            features = zeros(1, 4, 1, 1)
         if case == "contiguous":
             features = features.contiguous()
         if case == "float64":
@@ -158,19 +158,19 @@ def test_norm_act_uses_reference_where_the_kernels_do_not_apply(case):
             assert batch_norm.trainable_batch_norm(norm, features) is None or case == "disabled"
 
 
-@pytest.mark.parametrize("options", [{"act": "silu"}, {"pre_act": "relu"}, {"shortcut": torch.zeros(2, 4, 1, 1)}])
+@pytest.mark.parametrize("options", [{"act": "silu"}, {"pre_act": "relu"}, {"shortcut": zeros(2, 4, 1, 1)}])
 def test_norm_act_uses_reference_for_other_functions(options):
-    features = torch.zeros(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    features = zeros(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
     with kernels_allowed():
-        assert batch_norm.norm_act.implementation(features, nn.BatchNorm2d(4), **options) == "reference"
+        assert batch_norm.norm_act.implementation(features, nn.BatchNorm2d(4).to(DEVICE), **options) == "reference"
 
 
 def test_norm_act_compiles_the_same_kernels_for_all_sizes_and_wide_layers():
-    norms = [nn.BatchNorm2d(channels) for channels in (128, 256, 512, 1024)]
+    norms = [nn.BatchNorm2d(channels).to(DEVICE) for channels in (128, 256, 512, 1024)]
     with kernels_allowed(), record_specializations(execute=False) as compiled:
         for size in range(2, 40):
             for norm in norms:
                 shape = size % 3 + 1, norm.num_features, size, size + 5
-                features = torch.empty(shape, memory_format=torch.channels_last).requires_grad_()
+                features = torch.empty(shape, memory_format=torch.channels_last, device=DEVICE).requires_grad_()
                 batch_norm.norm_act(features, norm, act="relu").sum().backward()
     assert len(compiled) == 5  # sums, statistics, output, sums of the gradient, gradient

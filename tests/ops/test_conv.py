@@ -397,7 +397,7 @@ def test_first_conv_of_an_empty_batch_is_empty():
 
 def test_first_conv_uses_other_implementations_for_other_convolutions():
     images = randn(2, 3, 9, 9, dtype=HALF)
-    usual = nn.Conv2d(3, 24, 3, stride=2, padding=1).to(HALF)
+    usual = nn.Conv2d(3, 24, 3, stride=2, padding=1).to(DEVICE, HALF)
     implementation = conv.first_conv.implementation
     layers = [
         nn.Conv2d(3, 24, 3, stride=1, padding=1),
@@ -412,7 +412,7 @@ def test_first_conv_uses_other_implementations_for_other_convolutions():
     ]
     with kernels_allowed():
         assert implementation(images, usual) == "triton"
-        assert [implementation(images, layer.to(HALF)) for layer in layers] == ["reference"] * 9
+        assert [implementation(images, layer.to(DEVICE, HALF)) for layer in layers] == ["reference"] * 9
         assert implementation(images.float(), usual) == "reference"
         assert implementation(images.requires_grad_(), usual) == "reference"
         images = images.detach()
@@ -531,7 +531,7 @@ def test_stem_conv_uses_reference_for_other_convolutions():
     usual, implementation = nn.Conv2d(3, 8, 7, 2, 3).to(HALF), conv.stem_conv.implementation
     with kernels_allowed():
         assert implementation(images, usual) == "triton"
-        assert [implementation(images, layer.to(HALF)) for layer in layers] == ["reference"] * 7
+        assert [implementation(images, layer.to(DEVICE, HALF)) for layer in layers] == ["reference"] * 7
         assert implementation(images.float(), copy.deepcopy(usual).float()) == "reference"
         assert implementation(images, copy.deepcopy(usual).float()) == "reference"
         assert implementation(images.requires_grad_(), usual) == "reference"

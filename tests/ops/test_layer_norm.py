@@ -28,7 +28,7 @@ from saccade.ops.layer_norm import (
     recompute_in_backward,
     trainable_norm,
 )
-from tests.ops.compare import DEVICE, HALF, check, kernels_allowed, needs_triton, randn, relative_error
+from tests.ops.compare import DEVICE, HALF, check, kernels_allowed, needs_triton, randn, relative_error, zeros
 
 SHAPES = [(3, 70, 40), (1, 5, 5, 96), (2, 1, 300), (1, 1, 1), (7, 64)]
 
@@ -95,24 +95,24 @@ def test_empty_batches_stay_empty():
 @pytest.mark.parametrize(
     ("tokens", "reason"),
     [
-        (torch.zeros(4, 2, 8).transpose(0, 1), "not contiguous"),
-        (torch.zeros(1, 4096), "more than 2048 channels"),
-        (torch.zeros(2, 8, dtype=torch.float64), "float64"),
+        (zeros(4, 2, 8).transpose(0, 1), "not contiguous"),
+        (zeros(1, 4096), "more than 2048 channels"),
+        (zeros(2, 8, dtype=torch.float64), "float64"),
     ],
 )
 def test_layer_norm_uses_reference_where_the_kernel_does_not_apply(tokens, reason):
-    parameters = torch.ones(tokens.shape[-1]), torch.zeros(tokens.shape[-1]), 1e-6
+    parameters = 1 + zeros(tokens.shape[-1]), zeros(tokens.shape[-1]), 1e-6
     with kernels_allowed():
-        assert layer_norm.implementation(torch.zeros(2, 8), torch.ones(8), torch.zeros(8), 1e-6) == "triton"
+        assert layer_norm.implementation(zeros(2, 8), zeros(8), zeros(8), 1e-6) == "triton"
         assert layer_norm.implementation(tokens, *parameters) == "reference", reason
         with ops.disabled("layer_norm"):
-            assert layer_norm.implementation(torch.zeros(2, 8), torch.ones(8), torch.zeros(8), 1e-6) == "reference"
+            assert layer_norm.implementation(zeros(2, 8), zeros(8), zeros(8), 1e-6) == "reference"
 
 
 @needs_triton
 def test_compiled_training_uses_the_reference_and_compiled_inference_the_kernel(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    inputs = maps(1, 8, 2, 2), torch.ones(8), torch.zeros(8), 1e-6
+    inputs = maps(1, 8, 2, 2), torch.ones(8), zeros(8), 1e-6
     with kernels_allowed():
         assert channel_norm.implementation(*inputs) == "reference"
         with torch.no_grad():
@@ -123,9 +123,9 @@ def test_compiled_training_uses_the_reference_and_compiled_inference_the_kernel(
 def test_layer_norm_compiles_one_kernel_per_width_for_all_sizes():
     with kernels_allowed(), record_specializations(execute=False) as compiled:
         for size in range(1, 100):
-            tokens = torch.zeros(size % 5, size, 96)
-            layer_norm(tokens, torch.ones(96), torch.zeros(96), 1e-6)
-            output = layer_norm(tokens.requires_grad_(), torch.ones(96), torch.zeros(96), 1e-6)
+            tokens = zeros(size % 5, size, 96)
+            layer_norm(tokens, zeros(96), zeros(96), 1e-6)
+            output = layer_norm(tokens.requires_grad_(), zeros(96), zeros(96), 1e-6)
             torch.autograd.grad(output.sum(), tokens)
     assert len(compiled) == 3  # inference, training, backward
 

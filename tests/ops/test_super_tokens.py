@@ -8,7 +8,7 @@ from saccade import ops
 from saccade.ops._launch import record_specializations
 from saccade.ops.super_tokens import _collect, _group, _group_op, _spread, _spread_op
 from saccade.tokens.super_tokens import group, spread
-from tests.ops.compare import DEVICE, HALF, check, kernels_allowed, needs_triton, randn
+from tests.ops.compare import DEVICE, HALF, check, kernels_allowed, needs_triton, randn, zeros
 
 pytestmark = needs_triton
 SIZES = [(2, 20, 9, 7, 4), (1, 8, 7, 5, 2), (1, 16, 3, 3, 8)]
@@ -64,7 +64,7 @@ def test_spread_keeps_the_gradient_of_an_association_that_has_one():
 @pytest.mark.parametrize(
     ("features", "options", "reason"),
     [
-        (torch.zeros(1, 8, 6, 6), {}, "not channels-last"),
+        (zeros(1, 8, 6, 6), {}, "not channels-last"),
         (maps(1, 8, 6, 6), dict(iterations=2), "two iterations"),
         (maps(1, 8, 6, 6), dict(iterations=0), "no iterations"),
         (maps(1, 8, 6, 6), dict(mask_border=True), "masked border"),
@@ -92,7 +92,7 @@ def test_an_empty_batch_stays_empty():
 def test_one_set_of_kernels_serves_all_sizes():
     with kernels_allowed(), record_specializations(execute=False) as compiled:
         for size in range(1, 120):
-            features = torch.zeros(size % 3, size, size + 5, 16).permute(0, 3, 1, 2).requires_grad_()
+            features = zeros(size % 3, size, size + 5, 16).permute(0, 3, 1, 2).requires_grad_()
             tokens, association = group(features, 8)
             output = spread(tokens, association, 8, size, size + 5)
             torch.autograd.grad(output, features, torch.zeros_like(output))

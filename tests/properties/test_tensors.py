@@ -203,7 +203,7 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[], Callable[..., Any]]]] = {
 }
 EXEMPT = {
     # no tensor arguments, no floating-point result, or (`cell_weights`) a result that depends on sizes alone
-    "ops.REGISTRY", "ops.disabled", "ops.enabled", "ops.model_pass", "ops.interpreted",
+    "ops.REGISTRY", "ops.disabled", "ops.enabled", "ops.fixed_shapes", "ops.model_pass", "ops.interpreted",
     "ops.plain_layer", "ops.record_implementations",
     "regions.point_grid", "regions.region_grid", "regions.padded_region_grid", "visual_tokens.token_grid",
     "visual_tokens.grid_size", "visual_tokens.pixel_groups", "visual_tokens.cell_weights", "trace.expect_trace",
