@@ -8,6 +8,7 @@ python tools/make_speed.py --draw    # also plot the results of benchmarks/run_a
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -47,9 +48,12 @@ layer with a forward hook runs unfused, and the fused cuDNN call is not used wit
 | training, eager | `with torch.autograd.set_multithreading_enabled(False): loss.backward()`, see below |
 | training, fixed shape | `torch.cuda.make_graphed_callables(model, (images,))` in `autocast(…, cache_enabled=False)` |
 
-In eager inference under autocast on a GPU, saccade's models cast all weights in one batched call per forward pass.
-This reduces the kernel launches of PaCa-S, which limit its speed, from 431 to 239 (`python benchmarks/count_ops.py
-paca_small --kernels`).
+Under autocast on a GPU, saccade's models cast all weights in one batched call per forward pass: in eager inference
+(the launches of PaCa-S, which limit its speed, fall from 431 to 239: `python benchmarks/count_ops.py paca_small
+--kernels`), and under `torch.compile` also in training, where one operator casts all weights and one all gradients.
+
+The first call compiles the kernels that the model needs, in parallel threads; they are cached on disk per dtype and
+channel count, not per image size. Eager attention avoids cuDNN, which builds an execution plan for every new shape.
 
 For CUDA tensors autograd runs backward on a worker thread, on another core with cold caches (PyTorch plans to change
 this). In eager training the GPU waits for it: on the H200 below, a SparseFormer-T step of 128 images takes 46 ms with
@@ -77,13 +81,24 @@ with "!". `--out DIR` writes JSON, an HTML page and a plot: accuracy for the mod
 published accuracy, or cost with `--scaling`. This page shows the results in `benchmarks/results`.
 """
 
+RATIOS = (
+    ("torch.compile(model)", 'torch.compile(model, mode="reduce-overhead")'),
+    ("torch.compile(model)", "eager"),
+    ("training, torch.compile(model)", 'training, mode="reduce-overhead"'),
+    ("training, torch.compile(model)", "training"),
+)
+FIRST_CALLS = (
+    "First call with cold kernel caches, while up to 24 processes compile on 16 cores: compare it within a row. The "
+    "processes share the cores, so a single one is faster."
+)
+
 # Commits of results that were measured with the kernels of saccade/kernels, before these moved to saccade/ops.
 BEFORE_OPS = {"27295a7", "ffda41a", "c60fb0b", "01a8657"}
 NOT_REPEATED = """
-**These tables are older than the code.** Results marked "before saccade.ops" were measured, on the dates and at the
-commits stated, with the fused kernels as they were in `saccade/kernels`. The kernels have since moved to `saccade/ops`
-and were partly rewritten, and the results have not been measured again: they describe those commits, not the current
-code. This also holds for the H200 measurements in the text above.
+**Some results are older than the code.** Results and rows marked "before saccade.ops" were measured, on the dates and
+at the commits stated, with the fused kernels as they were in `saccade/kernels`. The kernels have since moved to
+`saccade/ops` and were partly rewritten: these numbers describe those commits. This also holds for the H200
+measurements in the text above.
 """
 
 
@@ -107,18 +122,22 @@ def page() -> str:
 
 
 def is_before_ops(document: dict) -> bool:
-    """Whether any row was measured with the kernels before they moved to saccade.ops."""
-    commits = {document["machine"]["commit"], *(row["commit"] for row in document["rows"] if "commit" in row)}
-    return bool(commits & BEFORE_OPS)
+    """Whether a result was measured with the kernels before they moved to saccade.ops."""
+    return document["machine"]["commit"] in BEFORE_OPS
 
 
 def commit_notes(rows: list[dict]) -> list[str]:
-    """Return a note on the columns that were measured at another commit."""
-    commits: dict[str, list[str]] = {}
+    """Return a note on the rows that were measured at another commit."""
+    commits: dict[str, dict[str, list[str]]] = {}
     for row in rows:
-        if "commit" in row and row["column"] not in commits.setdefault(row["commit"], []):
-            commits[row["commit"]].append(row["column"])
-    return [f"Other commits: {commit} for {'; '.join(names)}.\n" for commit, names in commits.items()]
+        if "commit" in row:
+            commits.setdefault(row["commit"], {}).setdefault(row["column"], []).append(row["model"])
+    return [
+        f"Measured at commit {commit}{', before saccade.ops' if commit in BEFORE_OPS else ''}: "
+        + "; ".join(f"{name} ({', '.join(models)})" for name, models in names.items())
+        + ".\n"
+        for commit, names in commits.items()
+    ]
 
 
 def ceilings(document: dict) -> str:
@@ -174,21 +193,45 @@ def draw() -> None:
 
 
 def pivot(rows: list[dict]) -> str:
-    """Return images per second as a table of models by columns, with the memory of training."""
+    """Return images per second as a table of calls by models, their ratios, and the seconds of first calls."""
     columns = list(dict.fromkeys(row["column"] for row in rows))
+    models = list(dict.fromkeys(row["model"] for row in rows))
     by_cell = {(row["model"], row["column"]): row for row in rows}
 
-    def cell(model: str, column: str) -> str:
-        row = by_cell.get((model, column))
-        if row is None:
-            return "–"
+    def speed(row: dict) -> str:
         memory = f" ({row['peak_bytes'] / 2**30:.1f} GiB)" if row["mode"] == "train" and row["peak_bytes"] else ""
-        return f"{row['images_per_second']:,.0f}{memory}"
+        noise = f" ±{100 * row['spread']:.0f} %" if row["spread"] > 0.05 else ""
+        return f"{row['images_per_second']:,.0f}{noise}{memory}"
 
-    lines = ["| images/s | " + " | ".join(columns) + " |", "|" + "---|" * (len(columns) + 1)]
-    for model in dict.fromkeys(row["model"] for row in rows):
-        lines.append(f"| `{model}` | " + " | ".join(cell(model, column) for column in columns) + " |")
+    def table(head: str, names: list[str], cell: Callable[[dict], str]) -> list[str]:
+        lines = [f"| {head} | " + " | ".join(f"`{model}`" for model in models) + " |", "|---" * (len(models) + 1) + "|"]
+        for name in names:
+            found = [by_cell.get((model, name)) for model in models]
+            lines.append(f"| {name} | " + " | ".join("–" if row is None else cell(row) for row in found) + " |")
+        return lines
+
+    lines = table("images/s", columns, speed)
+    ratios = [
+        f"- {left} / {right}: " + ", ".join(f"`{model}` {value:.2f}" for model, value in values.items())
+        for left, right in RATIOS
+        if (values := _ratios(by_cell, models, left, right))
+    ]
+    if ratios:
+        lines += ["", "Ratios of rows measured in one run:", "", *ratios]
+    if first := [name for name in columns if any("first_call" in row for row in rows if row["column"] == name)]:
+        lines += ["", FIRST_CALLS, ""]
+        lines += table("first call, s", first, lambda row: f"{row['first_call']:.1f}" if "first_call" in row else "–")
     return "\n".join(lines) + "\n"
+
+
+def _ratios(by_cell: dict, models: list[str], left: str, right: str) -> dict[str, float]:
+    """Ratio of two rows of the table per model, where both were measured at one commit."""
+    pairs = {model: (by_cell.get((model, left)), by_cell.get((model, right))) for model in models}
+    return {
+        model: one["images_per_second"] / other["images_per_second"]
+        for model, (one, other) in pairs.items()
+        if one and other and one.get("commit") == other.get("commit")
+    }
 
 
 def listing(rows: list[dict]) -> str:

@@ -24,7 +24,7 @@ from saccade.ops import _launch, _weights
 P = ParamSpec("P")
 R = TypeVar("R")
 Model = TypeVar("Model", bound=nn.Module)
-Call = tuple[Callable[..., Any], nn.Module, tuple, dict[str, Any]]
+Call = tuple[Callable[..., Any], nn.Module, tuple, dict[str, Any], bool]
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -43,7 +43,7 @@ def model_pass(method: Callable[Concatenate[Model, P], R]) -> Callable[Concatena
     def run(model: Model, *args: P.args, **kwargs: P.kwargs) -> R:
         if dispatch.is_compiling():
             return _weights.run_traced(method, model, *args, **kwargs)
-        before, _state.call = _state.call, (method, model, args, kwargs)
+        before, _state.call = _state.call, (method, model, args, kwargs, torch.is_grad_enabled())
         has_casts = _weights.begin_pass(model)
         try:
             return method(model, *args, **kwargs)
@@ -60,13 +60,14 @@ def prepare_kernels() -> None:
     call, _state.call = _state.call, None  # once per pass
     if call is None:
         return
-    method, model, args, kwargs = call
-    mode = torch.is_grad_enabled(), model.training, torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
+    method, model, args, kwargs, grad = call  # in the forward of an autograd function, gradients are disabled
+    mode = grad, model.training, torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     if mode in _prepared.setdefault(model, set()):
         return
     _prepared[model].add(mode)
     try:
-        variants = launched_by(method, model, args, kwargs)
+        with torch.set_grad_enabled(grad):
+            variants = launched_by(method, model, args, kwargs)
     except Exception:  # this is about speed only: what fails here fails again, with its own error, in the pass itself
         return
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:

@@ -532,3 +532,9 @@ def _supports_token_attention(query_key: Tensor, value: Tensor, num_heads: int) 
 def token_attention(query_key: Tensor, value: Tensor, num_heads: int) -> Tensor:
     scale = int(query_key.shape[2] // num_heads // 2) ** -0.5
     return _few_attention(query_key, value, num_heads, scale, True)
+
+
+@token_attention.add("flash", supports=_avoids_plans)
+def _token_attention_flash(query_key: Tensor, value: Tensor, num_heads: int) -> Tensor:
+    with sdpa_kernel(WITHOUT_PLANS):
+        return token_attention_reference(query_key, value, num_heads)

@@ -163,8 +163,7 @@ def test_attention_uses_kernels_for_few_tokens_in_half_precision(op, supported, 
     with kernels_allowed():
         assert [op.implementation(*inputs) for inputs in supported] == ["triton"] * len(supported)
         for inputs in unsupported:
-            flash = inputs[0].dtype == HALF and op is not attention.token_attention
-            assert op.implementation(*inputs) == ("flash" if flash else "reference")
+            assert op.implementation(*inputs) == ("flash" if inputs[0].dtype == HALF else "reference")
 
 
 @pytest.mark.parametrize(
@@ -174,6 +173,7 @@ def test_attention_uses_kernels_for_few_tokens_in_half_precision(op, supported, 
         (attention.self_attention, (randn(2, 70, 192, dtype=HALF), 2, randn(2, 70, 70, dtype=HALF))),
         (attention.cross_attention, (randn(2, 70, 64, dtype=HALF), randn(2, 130, 128, dtype=HALF), 2)),
         (attention.pixel_pooling_attention, (randn(2, 8, 32, dtype=HALF), randn(2, 300, 64, dtype=HALF), 2, 0.25)),
+        (attention.token_attention, (randn(2, 64, 32, dtype=HALF), randn(2, 64, 64, dtype=HALF), 2)),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

@@ -1,5 +1,6 @@
 """The first pass of a model knows all kernels that it and its backward launch, and compiles them in parallel."""
 
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,38 @@ def test_hooks_of_a_model_do_not_see_the_fake_pass():
     model.stages[0].register_forward_hook(lambda module, inputs, output: outputs.append(output))
     launched_by(type(model).forward_features, model, (torch.randn(1, 3, 64, 64, device=DEVICE),), {})
     assert not outputs
+
+
+class Reaches(torch.autograd.Function):
+    """Reaches a kernel inside an autograd function, where gradients are disabled."""
+
+    @staticmethod
+    def forward(ctx, x):
+        _launch.before_first_compilation()
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class Trains(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    @model_pass
+    def forward(self, x):
+        return Reaches.apply(self.fc(x))
+
+
+def test_a_first_kernel_inside_an_autograd_function_prepares_backward_too(monkeypatch):
+    modes = []
+    monkeypatch.setattr(_model_pass, "launched_by", lambda *_: modes.append(torch.is_grad_enabled()) or set())
+    Trains()(torch.ones(1, 2)).sum().backward()
+    with torch.no_grad():
+        Trains()(torch.ones(1, 2))
+    assert modes == [True, False]
 
 
 class Counts(nn.Module):
@@ -121,3 +154,50 @@ def test_without_asynchronous_compilation_nothing_is_compiled_ahead(monkeypatch)
     monkeypatch.setattr(_launch.triton, "AsyncCompileMode", None, raising=False)
     with ThreadPoolExecutor(1) as threads:
         _launch.compile_in(threads, [_launch.Specialization("unknown", (), ())])
+
+
+FIRST_STEP = """
+import triton, torch
+from triton.backends.compiler import GPUTarget
+import saccade
+from saccade import ops
+from saccade.ops import _launch
+
+class Driver:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+
+class Launched(Exception):
+    pass
+
+triton.runtime.driver.set_active(Driver())
+model = saccade.create_model("sparseformer_nano", depth=1, repeats=1).train()
+launch, order = _launch.Kernel.__call__, []
+
+def stop(kernel, grid, *arguments):
+    if _launch._state.record is not None:
+        return launch(kernel, grid, *arguments)
+    _launch.before_first_compilation()
+    raise Launched
+
+_launch.Kernel.__call__ = stop
+try:
+    with ops.interpreted(), torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(1, 3, 64, 64))
+except Launched:
+    pass
+print(sorted(name for name, kernel in _launch.KERNELS.items() if kernel.device_caches[0][0]))
+"""
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.skipif(DEVICE == "cuda", reason="replaces the driver, to compile without a GPU")
+def test_the_first_launch_of_a_training_step_compiles_forward_and_backward(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET")
+    result = subprocess.run([sys.executable, "-c", FIRST_STEP], capture_output=True, text=True)
+    assert {"_sample_kernel", "_sample_backward_kernel", "_mix_kernel", "_mix_backward_kernel"} <= set(
+        json.loads(result.stdout.replace("'", '"'))
+    ), result.stderr

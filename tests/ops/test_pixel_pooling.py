@@ -19,9 +19,7 @@ LENGTHS = [4, 12, 16, 100, 196, 1028] + ([3136, 16384] if DEVICE == "cuda" else 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_pixel_softmax_matches_reference(length, dtype):
-    tolerance = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 2e-2}[
-        dtype
-    ]  # of rounded weights
+    tolerance = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 2e-2}[dtype]  # of rounded weights
     check(pixel_softmax, 3 * randn(2, 3, length, dtype=dtype), tolerance=tolerance)
 
 

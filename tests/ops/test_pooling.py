@@ -161,12 +161,16 @@ def test_stem_matches_reference_in_training(name, size):
 @pytest.mark.parametrize("name", STEMS)
 @pytest.mark.parametrize("out", [20, 64])
 def test_stem_over_blocks_matches_reference_in_training(name, out):
-    """In half precision. Few digits: both convolutions are exact, so that pooling finds the same maxima."""
+    """In half precision. Few digits: both convolutions are exact, so that pooling finds the same maxima.
+
+    After a norm, values that bfloat16 rounds to one have the gradient of another maximum.
+    """
     stem = Stem(getattr(pooling, name), name == "conv_norm_relu_pool")
     images = torch.randint(-4, 5, (2, 3, 20, 13), generator=torch.Generator().manual_seed(0)).to(DEVICE, HALF)
     weight = torch.randint(-8, 9, (out, 3, 7, 7), generator=torch.Generator().manual_seed(1)).to(DEVICE, HALF) / 64
     images = images.contiguous(memory_format=torch.channels_last)
-    check(stem, images, weight, randn(out), implementation=STEMS[name], tolerance=1e-2)
+    tolerance = 5e-2 if HALF == torch.bfloat16 and name == "conv_norm_relu_pool" else 1e-2
+    check(stem, images, weight, randn(out), implementation=STEMS[name], tolerance=tolerance)
 
 
 @torch.no_grad()
