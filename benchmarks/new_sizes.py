@@ -2,8 +2,8 @@
 
 Detection and segmentation train backbones on ever new image sizes. Every model is trained (features only, bfloat16
 autocast, channels-last) on random sizes; every size is run twice, so that the second run has the cost of a known size.
-Prints the first step, the steps at new sizes relative to the same size again, and the kernels that Triton compiled
-after the first step.
+Sides are multiples of 4, as Swin-T needs. Prints the first step, the steps at new sizes relative to the same size
+again, and the kernels that Triton compiled after the first step.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     rng = random.Random(0)
-    sizes = [(rng.randint(args.low, args.high), rng.randint(args.low, args.high)) for _ in range(args.sizes)]
+    sizes = [(rng.randrange(args.low, args.high, 4), rng.randrange(args.low, args.high, 4)) for _ in range(args.sizes)]
     for name in args.models:
         print(json.dumps(run(name, args.device, sizes, args.batch)), flush=True)
 

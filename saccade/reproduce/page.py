@@ -1,5 +1,6 @@
 """The page of claims and its figure, from assessments."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,9 @@ METHOD = f"""## How a verdict is made
 A run trains one arm with one seed; all arms of a claim share one recipe, fixed before the first run. The metric is that
 of the validation set after the last epoch, in percent; a run that diverged counts with its last validation, or with 0
 without one. Differences are paired by seed: runs of one seed see the same images in the same order with the same
-augmentation. For every pair of
-arms the {100 - 200 * ALPHA:.0f} % interval of the mean difference (paired t test) is compared with what the claim
-allows: above 0 for A > B, above -margin for A >= B, between -margin and margin for A = B (two one-sided tests).
+augmentation. For every pair of arms the {100 - 200 * ALPHA:.0f} % interval of the mean difference (paired t test) is
+compared with what the claim allows: above 0 for A > B, above -margin for A >= B, between -margin and margin for A = B
+(two one-sided tests).
 
 - **{CONFIRMED}**: the intervals of all pairs lie inside; the probability of a false confirmation is at most
   {100 * ALPHA:.0f} %.
@@ -29,6 +30,9 @@ allows: above 0 for A > B, above -margin for A >= B, between -margin and margin 
 measured; "power" the probability to confirm the claim if the paper's difference were true here. With few seeds both are
 poor: a claim that is not confirmed is not refuted.
 """
+
+
+MAX_WIDTH = 10.0  # points; wider intervals, as of arms that diverged, may leave the figure
 
 
 def markdown(
@@ -164,6 +168,15 @@ def draw(assessments: Sequence[dict[str, Any]], title: str = "") -> Any:
             axis.plot(pair["mean"], position, "o", color=colour, markersize=5)
             if pair["printed"] is not None:
                 axis.plot(pair["printed"], position, "|", color=INK, markersize=9)
+        widths = [pair["high"] - pair["low"] for _, pair in rows]
+        ends = [max(abs(pair[key] or 0) for key in ("low", "high", "printed")) for _, pair in rows]
+        shown = [end for end, width in zip(ends, widths, strict=True) if width <= MAX_WIDTH] or ends or [1.0]
+        limit = 1.1 * max(shown)
+        axis.set_xlim(-limit, limit)
+        for position, (_, pair) in enumerate(rows):
+            if abs(pair["mean"]) > limit:
+                text = f"{pair['mean']:+.0f} ± {(pair['high'] - pair['low']) / 2:.0f}"
+                axis.annotate(text, (math.copysign(limit, pair["mean"]), position), fontsize=6, ha="right", va="bottom")
         axis.axvline(0, color=SOFT, linewidth=1)
         axis.set_yticks(range(len(rows)), [f"{claim}: {pair['order']}" for claim, pair in rows], fontsize=7)
         axis.invert_yaxis()
