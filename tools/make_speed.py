@@ -206,8 +206,8 @@ def pivot(rows: list[dict]) -> str:
     def table(head: str, names: list[str], cell: Callable[[dict], str]) -> list[str]:
         lines = [f"| {head} | " + " | ".join(f"`{model}`" for model in models) + " |", "|---" * (len(models) + 1) + "|"]
         for name in names:
-            found = [by_cell.get((model, name)) for model in models]
-            lines.append(f"| {name} | " + " | ".join("–" if row is None else cell(row) for row in found) + " |")
+            cells = [by_cell.get((model, name)) for model in models]
+            lines.append(f"| {name} | " + " | ".join("–" if row is None else cell(row) for row in cells) + " |")
         return lines
 
     lines = table("images/s", columns, speed)
