@@ -115,9 +115,10 @@ def run_traced(method: Callable[Concatenate[Model, P], R], model: Model, *args: 
         if len(group) > 1:
             for weight, cast in zip(group, _cast_together(group, autocast[1]), strict=True):
                 _traced_casts[weight] = cast
-    result = method(model, *args, **kwargs)
-    _traced_casts.clear()
-    return result
+    try:
+        return method(model, *args, **kwargs)
+    finally:
+        _traced_casts.clear()
 
 
 def _cast_together_forward(weights: list[Tensor], dtype: torch.dtype) -> list[Tensor]:

@@ -312,3 +312,27 @@ def test_cached_layout_is_built_once_per_version_of_a_frozen_weight():
     layout()
     layout()
     assert len(built) == 6
+
+
+def test_an_error_after_a_graph_break_leaves_no_stale_casts(small):
+    model, x = small
+    fails = []
+
+    def break_graph(*_):
+        torch._dynamo.graph_break()
+        if fails:
+            raise ValueError("stopped")
+
+    model.fc.register_forward_hook(break_graph)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    with torch.autocast(DEVICE, torch.bfloat16):
+        compiled(x)
+        fails.append(True)
+        with pytest.raises(ValueError, match="stopped"):
+            compiled(x)
+    assert not _weights._traced_casts
+    fails.clear()
+    with torch.no_grad():
+        model.fc.weight.mul_(2)
+    assert torch.equal(predict(compiled, x), predict(model, x))
