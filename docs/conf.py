@@ -34,6 +34,7 @@ suppress_warnings = [
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False  # those of torch and Lightning use roles of their own sites
 python_use_unqualified_type_names = True
 add_module_names = False
 default_role = "code"

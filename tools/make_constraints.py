@@ -16,7 +16,7 @@ from pathlib import Path
 
 try:
     import tomllib
-except ImportError:  # Python 3.10, where pytest requires tomli; importing pip's copy would turn off setuptools' distutils
+except ImportError:  # Python 3.10: pytest requires tomli. Importing pip's copy would turn off setuptools' distutils
     import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
