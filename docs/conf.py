@@ -19,6 +19,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "api_pages",
+    "figure_links",
     "source_pages",
 ]
 exclude_patterns = ["_build", "gallery", "examples/*.ipynb", "examples/*.py", "examples/*.zip", "examples/*.json"]

@@ -87,6 +87,12 @@ def test_equation_of_a_family_page_links_to_its_line(site):
     assert "scaled_dot_product_attention" in line
 
 
+def test_figures_link_to_their_files(site):
+    for page, file in (("index", "overview.png"), ("vt", "vt.png"), ("results", "segments.jpg")):
+        pattern = rf'<a class="figure-link[^"]*" href="_images/{re.escape(file)}"><img'
+        assert re.search(pattern, (site / f"{page}.html").read_text()), page
+
+
 def test_local_links_of_the_site_exist(site):
     for page in site.rglob("*.html"):
         for link in re.findall(r"href=\"([^\"#?:]+)(?:[#?][^\"]*)?\"", page.read_text()):
