@@ -54,6 +54,6 @@ def test_floors_with_security_fixes_stay():
 
 
 def test_setuptools_can_be_imported_after_the_tool():
-    # Before Python 3.12, once pip is imported, setuptools and Inductor fail: _distutils_hack leaves distutils to Python.
+    # Before Python 3.12, _distutils_hack gives up its distutils when pip is imported; setuptools then fails to import.
     code = "import sys, tools.make_constraints, setuptools; assert 'pip' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
