@@ -344,7 +344,8 @@ def _check_keys(values: Mapping[str, Any], kind: type, prefix: str) -> None:
             if not isinstance(value, Mapping):
                 raise RecipeError(f"{prefix}{key} is a group of keys, got {value!r}. Set {prefix}{key}.KEY=VALUE.")
             _check_keys(value, inner, f"{prefix}{key}.")
-        elif value is None and NoneType not in get_args(inner):  # jsonargparse would accept it
+        elif value is None and inner is not str and NoneType not in get_args(inner):
+            # jsonargparse would accept it. "augment.custom=", YAML's null, removes a text.
             raise RecipeError(_wrong_type(f"{prefix}{key}", value))
 
 

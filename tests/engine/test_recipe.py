@@ -61,6 +61,10 @@ def test_wrong_setting_names_right_one(change, words):
         load_recipe(None, [change])
 
 
+def test_change_without_a_value_removes_a_text():
+    assert not load_recipe({"augment": {"custom": "a.b"}}, ["augment.custom="]).augment.custom
+
+
 def test_message_of_a_wrong_type_is_one_short_line():
     with pytest.raises(RecipeError) as caught:
         load_recipe({"data": {"limit": "ten\n" * 1000}})
