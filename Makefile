@@ -80,4 +80,4 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-lowest .venv-newest demo build dist docs/_build docs/examples docs/api/*.rst *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-lowest .venv-newest demo build dist docs/_build docs/examples docs/api/*.rst fuzz-findings *.egg-info .pytest_cache .ruff_cache .hypothesis

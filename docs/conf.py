@@ -19,6 +19,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "api_pages",
+    "figure_links",
     "source_pages",
 ]
 exclude_patterns = ["_build", "gallery", "examples/*.ipynb", "examples/*.py", "examples/*.zip", "examples/*.json"]
@@ -34,6 +35,7 @@ suppress_warnings = [
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False  # those of torch and Lightning use roles of their own sites
 python_use_unqualified_type_names = True
 add_module_names = False
 default_role = "code"

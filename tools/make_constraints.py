@@ -16,8 +16,8 @@ from pathlib import Path
 
 try:
     import tomllib
-except ImportError:  # Python 3.10
-    import pip._vendor.tomli as tomllib
+except ImportError:  # Python 3.10: pytest requires tomli. Importing pip's copy would turn off setuptools' distutils
+    import tomli as tomllib
 
 ROOT = Path(__file__).parent.parent
 HEADERS = {

@@ -2,45 +2,44 @@
 
 import ast
 import re
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
 
 import saccade
+import saccade.ops
 
 PACKAGE = Path(saccade.__file__).parent
-# Public modules by page. Names that begin with an underscore are left out.
-MODULES = {
-    "models": ("models.vt", "models.svit", "models.paca", "models.sparseformer", "models.sparseformer_v2",
-               "models.video_sparseformer", "models.card", "models.checkpoint", "models.registry"),
-    "tokens": ("tokens.visual_tokens", "tokens.projector", "tokens.super_tokens", "tokens.clusters", "tokens.regions",
-               "tokens.trace"),
-    "layers": ("layers.attention", "layers.relation", "layers.boxes", "layers.mlp", "layers.norm", "layers.position",
-               "layers.grid"),
-    "heads": ("heads.vt_fpn", "heads.fpn", "heads.paca", "heads.upernet", "heads.sparse", "heads.mask_rcnn",
-              "heads.cascade", "heads.sparse_box"),
-    "tasks": ("tasks.load", "tasks.predict", "tasks.results", "tasks.segmentation", "tasks.detection"),
-    "data": ("data.loader", "data.open", "data.open.inputs", "data.transforms.image", "data.synthetic.scenes",
-             "data.synthetic.motions", "data.synthetic.photos"),
-    "engine": ("engine.train", "engine.recipe", "engine.evaluate"),
-    "explanation": ("explanation.explain", "explanation.hooks.record", "explanation.hooks.gates",
-                    "explanation.scores.importance", "explanation.drawing.figure"),
-    "inference": ("inference.optimize", "inference.export", "inference.onnx_predict", "inference.batch"),
-    "benchmark": ("benchmark.cost", "benchmark.timing", "benchmark.machine", "benchmark.formulas"),
-}  # fmt: skip
+# Packages with a page, and the modules to read first; the others follow in alphabetical order. Names that begin with an
+# underscore are left out. Of ops only the switches: docs/dev/operations.md lists the operations. cli, web, reports,
+# reproduce and weights are used through commands and HTTP.
+PACKAGES = {
+    "models": ("vt", "svit", "paca", "sparseformer", "sparseformer_v2", "video_sparseformer", "card", "checkpoint"),
+    "tokens": ("visual_tokens", "projector", "super_tokens", "clusters", "regions", "trace"),
+    "layers": ("attention", "relation"),
+    "heads": ("vt_fpn", "fpn", "paca", "upernet", "sparse", "mask_rcnn", "cascade", "sparse_box"),
+    "tasks": ("load", "predict", "results"),
+    "data": ("loader", "open", "decode.inputs"),
+    "engine": ("train", "recipe", "evaluate"),
+    "explanation": ("explain", "hooks.record", "adapters.captum", "adapters.quantus", "adapters.grad_cam"),
+    "inference": ("optimize", "export", "onnx_predict", "batch"),
+    "benchmark": ("cost", "timing"),
+}
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", lambda app: write_pages(Path(app.srcdir) / "api"))
     app.connect("autodoc-process-docstring", as_restructured_text, priority=400)  # before napoleon
+    app.connect("autodoc-process-signature", without_factories)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 
 
 def write_pages(folder: Path) -> None:
     """Write docs/api/saccade.rst and one page per package; unchanged files are left alone."""
-    pages = {"saccade": public_page()}
-    pages |= {package: package_page(package, modules) for package, modules in MODULES.items()}
+    pages = {"saccade": public_page(), "ops": switches_page()}
+    pages |= {package: package_page(package) for package in PACKAGES}
     for name, text in pages.items():
         path = folder / f"{name}.rst"
         if not path.is_file() or path.read_text() != text:
@@ -56,9 +55,25 @@ def public_page() -> str:
     return "\n".join(lines)
 
 
-def package_page(package: str, modules: tuple[str, ...]) -> str:
+def switches_page() -> str:
+    """The functions of `saccade.ops` that are not registered operations."""
+    functions = [name for name in saccade.ops.__all__ if isfunction(getattr(saccade.ops, name))]
+    lines = [*heading("saccade.ops"), "Switches and helpers of :doc:`the operations <../dev/operations>`.", ""]
+    return "\n".join([*lines, *(f".. autofunction:: saccade.ops.{name}\n" for name in functions)])
+
+
+def modules_of(package: str) -> list[str]:
+    """Public modules of a package that define something: the first ones of `PACKAGES`, then the others."""
+    files = sorted((PACKAGE / package).rglob("*.py"))
+    names = [".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__") for file in files]
+    first = [f"{package}.{name}" for name in PACKAGES[package]]
+    public = [name for name in names if not any(part.startswith("_") for part in name.split("."))]
+    return [*first, *(name for name in public if name not in first and definitions(name))]
+
+
+def package_page(package: str) -> str:
     lines = heading(f"saccade.{package}")
-    for module in modules:
+    for module in modules_of(package):
         lines += [*heading(f"saccade.{module}", "-"), f".. automodule:: saccade.{module}", ""]
         for kind, name in definitions(module):
             options = ["   :members:", "   :show-inheritance:"] if kind == "class" else []
@@ -77,6 +92,13 @@ def definitions(module: str) -> list[tuple[str, str]]:
     kinds = {ast.ClassDef: "class", ast.FunctionDef: "function"}
     nodes = [node for node in ast.parse(path.read_text()).body if type(node) in kinds]
     return [(kinds[type(node)], node.name) for node in nodes if not node.name.startswith("_")]
+
+
+def without_factories(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """`<factory>`, the default of a dataclass field, is not Python: Sphinx would not read the signature's types."""
+    return signature and signature.replace("<factory>", "..."), returns
 
 
 def as_restructured_text(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

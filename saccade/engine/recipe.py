@@ -8,12 +8,14 @@ Models, heads and loaders never receive a recipe: the engine passes them plain v
 import dataclasses
 import json
 import re
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from saccade._extras import require
 
@@ -21,6 +23,15 @@ HEADS = {"segmentation": "vt_fpn, fpn, paca, upernet, sparse", "detection": "mas
 
 LOSS_TASKS = {"dice": ("segmentation",), "label_smoothing": ("classification", "video")}
 LOSS_TASKS |= dict.fromkeys(("class_weights", "focal_gamma"), ("classification", "video", "segmentation"))
+
+IN_WORDS = {
+    bool: ("true", "false"),
+    int: ("an integer",),
+    float: ("a number",),
+    str: ("text",),
+    dict: ("keys with values",),
+    NoneType: ("null",),
+}
 
 
 class RecipeError(ValueError):
@@ -334,6 +345,9 @@ def _check_keys(values: Mapping[str, Any], kind: type, prefix: str) -> None:
             if not isinstance(value, Mapping):
                 raise RecipeError(f"{prefix}{key} is a group of keys, got {value!r}. Set {prefix}{key}.KEY=VALUE.")
             _check_keys(value, inner, f"{prefix}{key}.")
+        elif value is None and inner is not str and NoneType not in get_args(inner):
+            # jsonargparse would accept it. "augment.custom=", YAML's null, removes a text.
+            raise RecipeError(_wrong_type(f"{prefix}{key}", value))
 
 
 def _refuse_classes(value: Any) -> None:
@@ -384,4 +398,38 @@ def _instantiate(values: dict[str, Any], name: str) -> Recipe:
         raise
     except (jsonargparse.ArgumentError, TypeError, ValueError, RecursionError) as error:
         message = " ".join(str(error).replace("recipe.", "").split())
+        match = re.match(r'Parser key "([\w.]+)"', message)
+        if match and match[1] in _all_keys(Recipe):
+            value: Any = values
+            for key in match[1].split("."):
+                value = value[key]
+            message = _wrong_type(match[1], value)
         raise RecipeError(f"{name}: {message}") from error
+
+
+def _wrong_type(key: str, value: Any) -> str:
+    """The message for a value that the type of its key does not allow."""
+    kind: Any = Recipe
+    for name in key.split("."):
+        (entry,) = (entry for entry in dataclasses.fields(kind) if entry.name == name)
+        kind = entry.type
+    default = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+    *first, last = dict.fromkeys(_in_words(kind))
+    expected = f"{', '.join(first)} or {last}" if first else last
+    hint = f"Leave it out for the default, {json.dumps(default)}."
+    return f"expected {expected} for {key}, got {reprlib.repr(value)}. {hint}"
+
+
+def _in_words(kind: Any) -> Iterator[str]:
+    """What a recipe may write for a type: "an integer", "null", …"""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind in IN_WORDS or origin is dict:
+        yield from IN_WORDS[origin or kind]
+    elif origin is Literal:
+        yield from arguments
+    elif origin in (list, tuple):
+        count = f"{len(arguments)} " if origin is tuple else ""
+        yield f"a list of {count}{' '.join(_in_words(arguments[0])).removeprefix('an ').removeprefix('a ')}s"
+    else:
+        for argument in arguments:
+            yield from _in_words(argument)

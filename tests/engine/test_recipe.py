@@ -33,10 +33,23 @@ def test_changes_are_converted_to_type_of_key():
         ("lr=1", r"unknown key lr\. Did you mean optimizer\.lr\?"),
         ("batchsize=1", r"Did you mean batch_size\?"),
         ("optimizer.learning_rate=1", "Known keys: name, lr"),
-        ("optimizer.lr=fast", "optimizer.lr.*float.*fast"),
-        ("epochs=1.5", "epochs.*int"),
+        (
+            "optimizer.lr=fast",
+            r"expected a number for optimizer\.lr, got 'fast'\. Leave it out for the default, 0\.001\.",
+        ),
+        ("epochs=1.5", r"expected an integer for epochs, got 1\.5\. Leave"),
+        ("data.multi_label=maybe", r"expected true, false or null for data\.multi_label, got 'maybe'\. Leave"),
+        ("data.cache=maybe", r"expected true, false or auto for data\.cache, got 'maybe'"),
+        ("regularize.class_weights=equal", r"expected a list of numbers, balanced or null for regularize\.class_w"),
+        ("data.mask_values=[a, 1]", r"expected a list of integers, a list of texts or null for .*got \['a', 1\]"),
+        ("augment.scale=[1]", r"expected a list of 2 numbers for augment\.scale, got \[1\]"),
+        (
+            "optimizer.lr_scale={head.: high}",
+            r"expected keys with values for optimizer\.lr_scale, got \{'head\.': 'high'\}",
+        ),
+        ("schedule.min_lr=null", r"expected a number for schedule\.min_lr, got None"),
         ("epochs=0", "at least 1"),
-        ("trainer.precision=bf16", "bf16-mixed"),
+        ("trainer.precision=bf16", "expected 32-true, bf16-mixed or 16-mixed for trainer.precision, got 'bf16'"),
         ("schedule=cosine", r"Set schedule\.KEY=VALUE"),
         ("epochs", "expected key=value"),
         ("distill.weight=2", "between 0 and 1"),
@@ -46,6 +59,17 @@ def test_changes_are_converted_to_type_of_key():
 def test_wrong_setting_names_right_one(change, words):
     with pytest.raises(RecipeError, match=words):
         load_recipe(None, [change])
+
+
+def test_change_without_a_value_removes_a_text():
+    assert not load_recipe({"augment": {"custom": "a.b"}}, ["augment.custom="]).augment.custom
+
+
+def test_message_of_a_wrong_type_is_one_short_line():
+    with pytest.raises(RecipeError) as caught:
+        load_recipe({"data": {"limit": "ten\n" * 1000}})
+    assert len(str(caught.value)) < 200
+    assert "\n" not in str(caught.value)
 
 
 def test_mixup_needs_even_batch():

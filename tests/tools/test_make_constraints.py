@@ -1,15 +1,12 @@
 """The constraint files agree with pyproject.toml."""
 
-try:
-    import tomllib
-except ImportError:  # Python 3.10
-    import pip._vendor.tomli as tomllib
-
 import re
+import subprocess
+import sys
 
 import pytest
 
-from tools.make_constraints import HEADERS, ROOT, TRANSITIVE, lowest, requirements, version_key
+from tools.make_constraints import HEADERS, ROOT, TRANSITIVE, lowest, requirements, tomllib, version_key
 
 DOCUMENT = tomllib.loads((ROOT / "pyproject.toml").read_text()) if (ROOT / "pyproject.toml").is_file() else {}
 
@@ -54,3 +51,9 @@ def test_floors_with_security_fixes_stay():
     floors = requirements(DOCUMENT)
     assert floors["pillow"][0] == "12.2"
     assert floors["lightning"][0] == "2.6.6"
+
+
+def test_setuptools_can_be_imported_after_the_tool():
+    # Before Python 3.12, _distutils_hack gives up its distutils when pip is imported; setuptools then fails to import.
+    code = "import sys, tools.make_constraints, setuptools; assert 'pip' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -1,5 +1,7 @@
 """The built site: no warnings, nothing from other hosts, search offline, equations linked to their lines."""
 
+import importlib
+import inspect
 import re
 import shutil
 import subprocess
@@ -8,7 +10,7 @@ import sys
 import pytest
 
 from saccade import __all__ as public_names
-from tests.walk.doc_pages import ROOT
+from tests.walk.doc_pages import PAGES, ROOT
 from tools.make_equations import find_places
 
 pytest.importorskip("sphinx")
@@ -52,6 +54,28 @@ def test_api_reference_has_every_public_name(site):
     assert [name for name in public_names if f'id="saccade.{name}"' not in text] == []
 
 
+def test_api_reference_has_what_pages_import(site):
+    """Functions and classes that code of the pages and examples imports from packages of saccade."""
+    reference = "".join(page.read_text() for page in (site / "api").glob("*.html"))
+    texts = [page.read_text() for page in (*PAGES, *(ROOT / "docs/gallery").glob("*.py"))]
+    imports = {match for text in texts for match in re.findall(r"^from (saccade\.[\w.]+) import ([\w, ]+)", text, re.M)}
+    objects = [
+        getattr(importlib.import_module(module), name) for module, names in imports for name in names.split(", ")
+    ]
+    defined = [value for value in objects if inspect.isfunction(value) or inspect.isclass(value)]
+    names = {
+        f"{value.__module__}.{value.__qualname__}".replace("saccade.ops._dispatch", "saccade.ops") for value in defined
+    }
+    assert len(names) > 15
+    assert [name for name in sorted(names) if f'id="{name}"' not in reference] == []
+    assert "saccade.explanation.adapters.captum.feature_mask" in names
+
+
+def test_signatures_of_the_api_reference_are_readable(site):
+    for page in (site / "api").glob("*.html"):
+        assert not re.search(r"~\w+\.|&lt;factory&gt;| object at 0x", page.read_text()), page.name
+
+
 def test_equation_of_a_family_page_links_to_its_line(site):
     place = find_places()["VT Eq. 5"][0]
     link = f'href="source/saccade/{place.file}.html#L-{place.line}"'
@@ -61,6 +85,12 @@ def test_equation_of_a_family_page_links_to_its_line(site):
     assert f'id="L-{place.line}"' in source
     line = source.partition(f'id="L-{place.line}"')[2].partition(f'id="L-{place.line + 1}"')[0]
     assert "scaled_dot_product_attention" in line
+
+
+def test_figures_link_to_their_files(site):
+    for page, file in (("index", "overview.png"), ("vt", "vt.png"), ("results", "segments.jpg")):
+        pattern = rf'<a class="figure-link[^"]*" href="_images/{re.escape(file)}"><img'
+        assert re.search(pattern, (site / f"{page}.html").read_text()), page
 
 
 def test_local_links_of_the_site_exist(site):
@@ -89,5 +119,10 @@ def test_search_finds_the_line_of_vt_eq_5(site):
         page.wait_for_load_state()
         place = find_places()["VT Eq. 5"][0]
         assert page.url.endswith(f"source/saccade/{place.file}.html#L-{place.line}")
+        box = "i => document.getElementById(`L-${i}`).getBoundingClientRect().toJSON()"
+        lines = f"[{place.line}, {place.line + 1}].map({box})"
+        marked, following = page.evaluate(lines)  # in one call: the page still scrolls
+        assert 0 < following["y"] - marked["y"] < 2 * marked["height"], "the next line is below the marked one"
+        assert abs(following["x"] - marked["x"]) < 2
         browser.close()
     assert all(url.startswith(("file:", "data:")) for url in requested), requested
