@@ -10,7 +10,10 @@ import pytest
 from tests.ops.compare import needs_triton
 
 pytestmark = [needs_triton, pytest.mark.slow]
-OPAQUE = {"saccade.linear_fixed_layout"}  # keeps Inductor from padding rows, see ops.linear
+OPAQUE = {
+    "saccade.linear_fixed_layout",  # keeps Inductor from padding rows, see ops.linear
+    "saccade.cast_together",  # a few launches of ATen for all weights, see ops._weights
+}
 
 
 @pytest.mark.parametrize("shapes", ["static", "dynamic"])
