@@ -43,15 +43,29 @@ def test_rows_state_their_conditions(tmp_path, monkeypatch):
     assert "![Chart of the measurements two](../benchmarks/results/two.png)" in text
     assert "NVIDIA H200, torch 2.11.0, 2026-01-01, commit abc; ceiling 790.00 TFLOP/s in bfloat16" in text
     assert "| `svit_small` | 224 | 128 | train, compiled, bfloat16, channels-last | 4,000.4 | 1 |" in text
-    assert "| `svit_small` | 4,000 (7.0 GiB) |" in text
-    assert "Other commits" not in text
+    assert "| images/s | `svit_small` |" in text
+    assert "| compiled training | 4,000 (7.0 GiB) |" in text
+    assert "Measured at commit" not in text
+    assert "first call" not in text.partition("## two")[2]
     earlier = [ROW | {"column": "eager"}, ROW | {"column": "CUDA graph", "commit": "fed"}]
     (tmp_path / "two.json").write_text(json.dumps(document | {"rows": earlier}))
-    assert "Other commits: fed for CUDA graph.\n" in script.page()
+    assert "Measured at commit fed: CUDA graph (svit_small).\n" in script.page()
+    pair = [
+        ROW | {"column": "torch.compile(model)", "first_call": 12.34},
+        ROW | {"column": 'torch.compile(model, mode="reduce-overhead")', "images_per_second": 5000.5, "spread": 0.1},
+    ]
+    (tmp_path / "two.json").write_text(json.dumps(document | {"rows": pair}))
+    text = script.page()
+    assert '- torch.compile(model) / torch.compile(model, mode="reduce-overhead"): `svit_small` 0.80\n' in text
+    assert '| torch.compile(model, mode="reduce-overhead") | 5,000 ±10 % (7.0 GiB) |' in text
+    assert "| first call, s | `svit_small` |\n|---|---|\n| torch.compile(model) | 12.3 |" in text
+    pair[1]["commit"] = "fed"  # rows of two commits are not compared
+    (tmp_path / "two.json").write_text(json.dumps(document | {"rows": pair}))
+    assert "Ratios" not in script.page()
     assert "before saccade.ops" not in script.page()
     older = document | {"machine": MACHINE | {"commit": "c60fb0b"}}
     (tmp_path / "one.json").write_text(json.dumps(older))
     text = script.page()
-    assert "have not been measured again" in text
+    assert "Some results are older than the code" in text
     assert "## one, before saccade.ops\n" in text
     assert "## two\n" in text
