@@ -361,6 +361,11 @@ def eager_autocast() -> tuple[str, torch.dtype] | None:
     return (kind, dtype) if dtype in HALF_DTYPES else None
 
 
+def autocast_state() -> tuple[bool, torch.dtype]:
+    """What a pass on a GPU computes in: whether autocast is on, and its dtype."""
+    return torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+
+
 def traced_autocast() -> tuple[str, torch.dtype] | None:
     """Device type and half-precision dtype of autocast where torch.compile traces a program for a GPU."""
     kind = _switch["devices"][-1]

@@ -7,7 +7,6 @@ pass cannot be run this way compile one kernel after the other.
 """
 
 import copy
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +42,7 @@ def model_pass(method: Callable[Concatenate[Model, P], R]) -> Callable[Concatena
     def run(model: Model, *args: P.args, **kwargs: P.kwargs) -> R:
         if dispatch.is_compiling():
             return _weights.run_traced(method, model, *args, **kwargs)
-        before, _state.call = _state.call, (method, model, args, kwargs, torch.is_grad_enabled())
+        before, _state.call = _state.call, (method, model, args, kwargs, dispatch.is_training())
         has_casts = _weights.begin_pass(model)
         try:
             return method(model, *args, **kwargs)
@@ -61,17 +60,17 @@ def prepare_kernels() -> None:
     if call is None:
         return
     method, model, args, kwargs, grad = call  # in the forward of an autograd function, gradients are disabled
-    mode = grad, model.training, torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    mode = grad, model.training, dispatch.autocast_state()
     if mode in _prepared.setdefault(model, set()):
         return
     _prepared[model].add(mode)
     try:
         with torch.set_grad_enabled(grad):
             variants = launched_by(method, model, args, kwargs)
+        with ThreadPoolExecutor() as threads:
+            _launch.compile_in(threads, variants)
     except Exception:  # this is about speed only: what fails here fails again, with its own error, in the pass itself
         return
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        _launch.compile_in(threads, variants)
 
 
 def launched_by(
