@@ -107,7 +107,7 @@ class PaCaBlock(nn.Module):
 
         The link is what the previous block passes on: its assignment, or the scores of an external network.
         """
-        update, link = ops.prenorm(self.norm1, self.attend, features, link)  # attend(norm1(x), link)
+        update, link = self.attend(self.norm1(features), link)
         update = self.drop_path1(self.scale1(self.post_norm1(update)))
         features, update = ops.add_prenorm(features, update, self.norm2, self.mlp)  # x + update, mlp(norm2(x + update))
         return ops.add(features, self.drop_path2(self.scale2(self.post_norm2(update)))), link

@@ -133,7 +133,7 @@ class SViTBlock(nn.Module):
         """features (B, C, H, W) -> features (B, C, H, W)."""
         features = self.position(features)  # SViT Eq. 1: CPE(x) + x
         bias = None if self.bias is None else self.bias(features)
-        update = ops.prenorm(self.norm1, self.attn, features, bias)
+        update = self.attn(self.norm1(features), bias)
         features = features + self.drop_path1(self.scale1(update))  # SViT Eq. 2: STA(LN(x)) + x
         update = ops.prenorm(self.norm2, self.mlp, features)
         return features + self.drop_path2(self.scale2(update))  # SViT Eq. 3: ConvFFN(BN(x)) + x

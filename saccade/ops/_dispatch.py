@@ -428,11 +428,6 @@ def contiguous_like(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def memory_of(tensor: Tensor) -> tuple[Any, ...]:
-    """What identifies the memory that a tensor starts at; unlike `data_ptr`, fake tensors have it."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset()
-
-
 def match_layout(gradient: Tensor, tensor: Tensor) -> Tensor:
     """The gradient in the memory order of `tensor`, which is contiguous or channels-last."""
     if tensor.is_contiguous():

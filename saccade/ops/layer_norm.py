@@ -1,4 +1,4 @@
-"""LayerNorm over channels, alone or with the sum before it, and norms whose output is recomputed in backward.
+"""LayerNorm over channels, alone or with the sum before it, and norms before an MLP.
 
 PyTorch's LayerNorm gives every row its own thread block, which is right for the long rows of language models. Here rows
 are the 32 to 1024 channels of a pixel, and there are hundreds of thousands of them: a program takes many rows. Weights
@@ -7,7 +7,6 @@ and bias in one pass.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, no_type_check
 
 import torch
@@ -58,74 +57,39 @@ def bias_norm_reference(pixels: Tensor, shift: Tensor, weight: Tensor, bias: Ten
 if HAS_TRITON:
 
     @triton.jit
-    def _norm_tile(rows, DIM: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-        """Row indices (R), channels (1, C), offsets and mask (R, C) of this program."""
-        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        channel = tl.arange(0, CHANNELS)[None, :]
-        return row, channel, row.to(tl.int64)[:, None] * DIM + channel, (row < rows)[:, None] & (channel < DIM)
-
-    @triton.jit
-    def _norm_rows(x, mask, channel, weight_ptr, bias_ptr, DIM: tl.constexpr, EPS: tl.constexpr):
-        """Normalised rows, their means and inverse standard deviations."""
-        mean = tl.sum(x, 1) / DIM
-        x = tl.where(mask, x - mean[:, None], 0.0)
-        scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + EPS)
-        weight = tl.load(weight_ptr + channel, mask=channel < DIM, other=0.0).to(tl.float32)
-        bias = tl.load(bias_ptr + channel, mask=channel < DIM, other=0.0).to(tl.float32)
-        return x * scale[:, None] * weight + bias, mean, scale
+    @no_type_check
+    def _normed_rows(x, mask, DIM: tl.constexpr, EPS: tl.constexpr):
+        """Rows (R, C) minus their mean, over their standard deviation (zeros outside the mask); one over the latter."""
+        x = tl.where(mask, x - tl.sum(x, 1)[:, None] / DIM, 0.0)
+        scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + EPS)[:, None]
+        return x * scale, scale
 
     @jit
     def _norm_kernel(
-        x_ptr, weight_ptr, bias_ptr, y_ptr, rows,
-        DIM: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        x_ptr, added_ptr, weight_ptr, bias_ptr, total_ptr, y_ptr, rows,
+        DIM: tl.constexpr, EPS: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
-        _, channel, offset, mask = _norm_tile(rows, DIM, ROWS, CHANNELS)
+        """y = norm(x + added), added nothing, a "row" (C) or "rows" (N, C); the last also gives total = x + added."""
+        row, channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHANNELS)[None, :]
+        offset, mask = row.to(tl.int64)[:, None] * DIM + channel, (row < rows)[:, None] & (channel < DIM)
         x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        y, _, _ = _norm_rows(x, mask, channel, weight_ptr, bias_ptr, DIM, EPS)
-        tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
-
-    @jit
-    def _norm_training_kernel(
-        x_ptr, weight_ptr, bias_ptr, y_ptr, statistics_ptr, rows,
-        DIM: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-    ):  # fmt: skip
-        """As above; also writes mean and inverse standard deviation of every row, statistics (2, rows)."""
-        row, channel, offset, mask = _norm_tile(rows, DIM, ROWS, CHANNELS)
-        x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        y, mean, scale = _norm_rows(x, mask, channel, weight_ptr, bias_ptr, DIM, EPS)
-        tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
-        tl.store(statistics_ptr + row, mean, mask=row < rows)
-        tl.store(statistics_ptr + rows + row, scale, mask=row < rows)
-
-    @jit
-    def _bias_norm_kernel(
-        x_ptr, shift_ptr, weight_ptr, bias_ptr, y_ptr, rows,
-        DIM: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-    ):  # fmt: skip
-        _, channel, offset, mask = _norm_tile(rows, DIM, ROWS, CHANNELS)
-        x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        x += tl.load(shift_ptr + channel, mask=channel < DIM, other=0.0).to(tl.float32)
-        y, _, _ = _norm_rows(x, mask, channel, weight_ptr, bias_ptr, DIM, EPS)
-        tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
-
-    @jit
-    def _add_norm_kernel(
-        x_ptr, update_ptr, weight_ptr, bias_ptr, total_ptr, y_ptr, rows,
-        DIM: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-    ):  # fmt: skip
-        _, channel, offset, mask = _norm_tile(rows, DIM, ROWS, CHANNELS)
-        x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        x += tl.load(update_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        total = x.to(total_ptr.dtype.element_ty)  # the norm is that of the rounded sum, as in two steps
-        tl.store(total_ptr + offset, total, mask=mask)
-        y, _, _ = _norm_rows(total.to(tl.float32), mask, channel, weight_ptr, bias_ptr, DIM, EPS)
+        if ADD == "row":
+            x += tl.load(added_ptr + channel, mask=channel < DIM, other=0.0).to(tl.float32)
+        if ADD == "rows":
+            x += tl.load(added_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+            x = x.to(total_ptr.dtype.element_ty)  # the norm is that of the rounded sum, as in two steps
+            tl.store(total_ptr + offset, x, mask=mask)
+            x = x.to(tl.float32)
+        y, _ = _normed_rows(x, mask, DIM, EPS)
+        y *= tl.load(weight_ptr + channel, mask=channel < DIM, other=0.0).to(tl.float32)
+        y += tl.load(bias_ptr + channel, mask=channel < DIM, other=0.0).to(tl.float32)
         tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
 
     @jit
     @no_type_check
     def _norm_backward_kernel(
-        g_ptr, x_ptr, weight_ptr, statistics_ptr, g_x_ptr, partial_ptr, rows, step,
-        DIM: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        g_ptr, x_ptr, weight_ptr, g_x_ptr, partial_ptr, rows, step,
+        DIM: tl.constexpr, EPS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         """g_x, and this program's sums for the gradients of weight and bias, partial (programs, 2, C)."""
         channel = tl.arange(0, CHANNELS)[None, :]
@@ -137,10 +101,7 @@ if HAS_TRITON:
             mask = (row < rows)[:, None] & (channel < DIM)
             offset = row.to(tl.int64)[:, None] * DIM + channel
             g = tl.load(g_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-            x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-            mean = tl.load(statistics_ptr + row, mask=row < rows, other=0.0)[:, None]
-            scale = tl.load(statistics_ptr + rows + row, mask=row < rows, other=0.0)[:, None]
-            x = tl.where(mask, (x - mean) * scale, 0.0)
+            x, scale = _normed_rows(tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32), mask, DIM, EPS)
             g_weight += g * x
             g_bias += g
             g = g * weight
@@ -152,80 +113,55 @@ if HAS_TRITON:
 
 
 @variant
-def _forward_kernel(name: str, dim: int, eps: float) -> Kernel:
-    """A forward kernel; few threads per long row, so that each thread adds up more of it."""
-    function = dict(
-        inference=_norm_kernel, training=_norm_training_kernel, bias=_bias_norm_kernel, add=_add_norm_kernel
-    )[name]  # fmt: skip
+def _forward_kernel(dim: int, eps: float, add: str) -> Kernel:
+    """Few threads per long row, so that each thread adds up more of it."""
     channels = next_power_of_2(dim)
     elements, warps = (2048, 4) if channels < 512 else (1024, 2)
     rows = max(1, elements // channels)
-    return Kernel(function, DIM=dim, EPS=eps, ROWS=rows, CHANNELS=channels, num_warps=warps)
+    return Kernel(_norm_kernel, DIM=dim, EPS=eps, ADD=add, ROWS=rows, CHANNELS=channels, num_warps=warps)
 
 
 @variant
-def _backward_kernel(dim: int) -> Kernel:
+def _backward_kernel(dim: int, eps: float) -> Kernel:
     channels = next_power_of_2(dim)
     rows, warps = max(1, 2048 // channels), 8 if channels < 512 else 4
-    return Kernel(_norm_backward_kernel, DIM=dim, ROWS=rows, CHANNELS=channels, num_warps=warps)
+    return Kernel(_norm_backward_kernel, DIM=dim, EPS=eps, ROWS=rows, CHANNELS=channels, num_warps=warps)
 
 
-def _launch_forward(name: str, tensors: tuple[Tensor, ...], dim: int, eps: float) -> None:
-    kernel, rows = _forward_kernel(name, dim, eps), tensors[0].numel() // dim
-    kernel((cdiv(rows, kernel.constants["ROWS"]),), *tensors, rows)
-
-
-# Inputs of these are contiguous, or channels-last features (B, C, H, W): rows of channels in either case.
+# Inputs of these are contiguous, or channels-last features (B, C, H, W): rows of channels in either case. Backward
+# computes mean and deviation of a row again.
 
 
 def _normalize(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    y = torch.empty_like(x)
-    _launch_forward("inference", (x, weight, bias, y), weight.shape[0], eps)
-    return y
-
-
-def _normalize_training(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The norm, and the statistics (2, rows) that backward needs."""
-    y, dim = torch.empty_like(x), weight.shape[0]
-    statistics = torch.empty(2, x.numel() // dim, dtype=torch.float32, device=x.device)
-    _launch_forward("training", (x, weight, bias, y, statistics), dim, eps)
-    return y, statistics
-
-
-def _add_normalize(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    total, y = torch.empty_like(x), torch.empty_like(x)
-    _launch_forward("add", (x, update, weight, bias, total, y), weight.shape[0], eps)
-    return total, y
+    return _launch(x, x, weight, bias, x, eps, "")
 
 
 def _bias_normalize(x: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    y = torch.empty_like(x)
-    _launch_forward("bias", (x, shift, weight, bias, y), weight.shape[0], eps)
+    return _launch(x, shift, weight, bias, x, eps, "row")
+
+
+def _add_normalize(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = torch.empty_like(x)
+    return total, _launch(x, update, weight, bias, total, eps, "rows")
+
+
+def _launch(x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, total: Tensor, eps: float, add: str) -> Tensor:
+    y, dim = torch.empty_like(x), weight.shape[0]
+    kernel, rows = _forward_kernel(dim, eps, add), x.numel() // dim
+    kernel((cdiv(rows, kernel.constants["ROWS"]),), x, added, weight, bias, total, y, rows)
     return y
 
 
-def _gradients(g: Tensor, x: Tensor, weight: Tensor, statistics: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient of x, and those of weight and bias (2, C)."""
-    dim = weight.shape[0]
-    rows, kernel = x.numel() // dim, _backward_kernel(dim)
+def _gradients(g: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Gradients of x, and of weight and bias (2, C) in float32."""
+    g, dim = dispatch.match_layout(g, x), weight.shape[0]
+    rows, kernel = x.numel() // dim, _backward_kernel(dim, eps)
     blocks = cdiv(rows, kernel.constants["ROWS"])
     programs = min(PROGRAMS, blocks)
     g_x = torch.empty_like(x)
     partial = torch.empty(programs, 2, dim, dtype=torch.float32, device=x.device)
-    kernel((programs,), g, x, weight, statistics, g_x, partial, rows, programs * kernel.constants["ROWS"])
+    kernel((programs,), g, x, weight, g_x, partial, rows, programs * kernel.constants["ROWS"])
     return g_x, partial.sum(0)
-
-
-def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    x, weight, _, _ = inputs
-    ctx.save_for_backward(x, weight, output[1])
-    ctx.mark_non_differentiable(output[1])
-
-
-def _backward(ctx: Any, gradients: Any, g: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, None]:
-    x, weight, statistics = ctx.saved_tensors
-    g_x, g_shared = gradients(dispatch.match_layout(g, x), x, weight, statistics)
-    return *_split(g_x, g_shared, weight.dtype), None
 
 
 def _split(g_x: Tensor, g_shared: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -233,16 +169,15 @@ def _split(g_x: Tensor, g_shared: Tensor, dtype: torch.dtype) -> tuple[Tensor, T
     return g_x, dispatch.cast(g_weight, dtype), dispatch.cast(g_bias, dtype)
 
 
-_inference_norm = FusedOp("layer_norm", _normalize)
-_training_norm = FusedOp("layer_norm_training", _normalize_training, _gradients, _setup, _backward)
+def _backward(ctx: Any, gradients: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, _ = ctx.saved_tensors
+    g_x, g_shared = gradients(g, x, weight, *ctx.options)
+    return *_split(g_x, g_shared, weight.dtype), None
+
+
+_norm = FusedOp("layer_norm", _normalize, _gradients, backward=_backward)
 _add_norm = FusedOp("add_norm", _add_normalize)
 _bias_norm = FusedOp("bias_norm", _bias_normalize)
-
-
-def _norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    if dispatch.needs_grad(x, weight, bias):
-        return _training_norm(x, weight, bias, eps)[0]
-    return _inference_norm(x, weight, bias, eps)
 
 
 def _supports_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> bool:
@@ -301,8 +236,8 @@ def add(features: Tensor, update: Tensor) -> Tensor:
     return (features.permute(0, 2, 3, 1) + update.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-# Norms before a branch. Every layer that reads a norm's output would save it for backward, though one pass recomputes
-# it: in training the branch runs under hooks that save nothing, and the output is recomputed once in backward.
+# Norms before an MLP. In eager training the norm is a step of the MLP's autograd function, which recomputes its output
+# in backward instead of saving it.
 
 
 class TrainableLayerNorm(NamedTuple):
@@ -310,14 +245,14 @@ class TrainableLayerNorm(NamedTuple):
 
     eps: float
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        return _normalize_training(x, weight, bias, self.eps)
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, None]:
+        return _normalize(x, weight, bias, self.eps), None
 
-    def recompute(self, x: Tensor, weight: Tensor, bias: Tensor, saved: Tensor) -> Tensor:
+    def recompute(self, x: Tensor, weight: Tensor, bias: Tensor, saved: None) -> Tensor:
         return _normalize(x, weight, bias, self.eps)
 
-    def gradients(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: Tensor) -> tuple[Tensor, ...]:
-        g_x, g_shared = _gradients(dispatch.match_layout(g, x), x, weight, saved)
+    def gradients(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: None) -> tuple[Tensor, ...]:
+        g_x, g_shared = _gradients(g, x, weight, self.eps)
         return _split(g_x, g_shared, weight.dtype)
 
 
@@ -340,74 +275,21 @@ def trainable_norm(norm: nn.Module, features: Tensor) -> TrainableNorm | None:
     return TrainableLayerNorm(norm.eps) if supported else None
 
 
-class _Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: TrainableNorm) -> tuple[Tensor, Tensor]:
-        y, saved = norm.forward(x, weight, bias)
-        ctx.norm = norm
-        ctx.save_for_backward(x, weight, bias, saved)
-        ctx.mark_non_differentiable(saved)
-        ctx.set_materialize_grads(False)
-        return y, saved
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        return *ctx.norm.gradients(g, *ctx.saved_tensors), None
+def prenorm_reference(norm: nn.Module, branch: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
+    """branch(norm(features)), features (B, C, H, W)."""
+    return branch(norm(features))
 
 
-def recompute_in_backward(output: Tensor, recompute: Callable[[], Tensor]) -> AbstractContextManager:
-    """A context in which autograd does not save `output`, but calls `recompute()` once in backward for all its readers.
-
-    Views of the complete tensor count as the tensor. `output` must live until the context ends.
-    """
-    memory, size = dispatch.memory_of(output), output.numel()
-    pending, recomputed = [0], []
-
-    def pack(saved: Tensor) -> Tensor | tuple:
-        if saved.numel() != size or dispatch.memory_of(saved) != memory:
-            return saved
-        pending[0] += 1
-        return saved.shape, saved.stride()
-
-    def unpack(saved: Tensor | tuple) -> Tensor:
-        if isinstance(saved, Tensor):
-            return saved
-        value = recomputed.pop() if recomputed else recompute()
-        pending[0] -= 1
-        if pending[0] > 0:
-            recomputed.append(value)
-        return value.as_strided(*saved)
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+def _supports_prenorm(norm: nn.Module, branch: Callable[[Tensor], Tensor], features: Tensor) -> bool:
+    """Where the branch is a `layers.mlp.ConvMlp` without hooks, whose autograd function can include the norm."""
+    if not hasattr(branch, "act_outside") or not isinstance(branch, nn.Module) or not dispatch.is_plain(branch):
+        return False
+    return trains_fused(features, branch) and trainable_norm(norm, features) is not None
 
 
-def prenorm_reference(norm: nn.Module, branch: Callable[..., Any], features: Tensor, *args: Any) -> Any:
-    """branch(norm(features), *args), features (B, C, H, W)."""
-    return branch(norm(features), *args)
-
-
-def _is_conv_mlp(branch: Callable[..., Any]) -> bool:
-    """Whether the branch is a `layers.mlp.ConvMlp` without hooks, which can include the norm in its own function."""
-    return hasattr(branch, "act_outside") and isinstance(branch, nn.Module) and dispatch.is_plain(branch)
-
-
-def _supports_prenorm(norm: nn.Module, branch: Callable[..., Any], features: Tensor, *args: Any) -> bool:
-    return trainable_norm(norm, features) is not None
-
-
-@register_op("prenorm", reference=prenorm_reference, supports=_supports_prenorm, implementation="recompute")
-def prenorm(norm: nn.Module, branch: Callable[..., Any], features: Tensor, *args: Any) -> Any:
-    trainable = trainable_norm(norm, features)
-    assert trainable is not None
-    weight, bias = norm.weight, norm.bias
-    assert isinstance(weight, Tensor) and isinstance(bias, Tensor)  # noqa: PT018
-    if not args and _is_conv_mlp(branch) and trains_fused(features, branch):
-        return train_conv_mlp(features, branch, norm, trainable)
-    normed, saved = _Norm.apply(features, weight, bias, trainable)
-    x, weight, bias = features.detach(), weight.detach(), bias.detach()
-    with recompute_in_backward(normed, lambda: trainable.recompute(x, weight, bias, saved)):
-        return branch(normed, *args)
+@register_op("prenorm", reference=prenorm_reference, supports=_supports_prenorm, implementation="training")
+def prenorm(norm: nn.Module, branch: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
+    return train_conv_mlp(features, branch, norm, trainable_norm(norm, features))
 
 
 def add_prenorm_reference(

@@ -24,13 +24,13 @@ CHUNK = 2**22  # bytes of the hidden layer that a CPU computes at a time
 class TrainableNorm(Protocol):
     """A norm of features (B, C, H, W), channels-last, as a step of a larger autograd function."""
 
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Output, and what backward needs beside x."""
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Any]:
+        """Output, and what backward needs beside x: a tensor or None."""
         ...
 
-    def recompute(self, x: Tensor, weight: Tensor, bias: Tensor, saved: Tensor) -> Tensor: ...
+    def recompute(self, x: Tensor, weight: Tensor, bias: Tensor, saved: Any) -> Tensor: ...
 
-    def gradients(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: Tensor) -> tuple[Tensor, ...]: ...
+    def gradients(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: Any) -> tuple[Tensor, ...]: ...
 
 
 def conv_mlp_reference(features: Tensor, mlp: Any) -> Tensor:

@@ -1,6 +1,5 @@
-"""LayerNorm kernels against their references, norms recomputed in backward, and which implementation is chosen."""
+"""LayerNorm kernels against their references, norms before an MLP, and which implementation is chosen."""
 
-import weakref
 from copy import deepcopy
 
 import pytest
@@ -17,15 +16,13 @@ from saccade.ops.layer_norm import (
     TrainableLayerNorm,
     _add_norm,
     _bias_norm,
-    _inference_norm,
-    _training_norm,
+    _norm,
     add,
     add_prenorm,
     bias_norm,
     channel_norm,
     layer_norm,
     prenorm,
-    recompute_in_backward,
     trainable_norm,
 )
 from tests.ops.compare import DEVICE, HALF, check, kernels_allowed, needs_triton, randn, relative_error, zeros
@@ -127,14 +124,14 @@ def test_layer_norm_compiles_one_kernel_per_width_for_all_sizes():
             layer_norm(tokens, zeros(96), zeros(96), 1e-6)
             output = layer_norm(tokens.requires_grad_(), zeros(96), zeros(96), 1e-6)
             torch.autograd.grad(output.sum(), tokens)
-    assert len(compiled) == 3  # inference, training, backward
+    assert len(compiled) == 2  # forward, in inference and training, and backward
 
 
 @needs_triton
 def test_norm_operators_are_consistent():
     x, (weight, bias) = randn(3, 5, 8), parameters(8)
-    opcheck(_inference_norm.operator, (x, weight, bias, 1e-6))
-    opcheck(_training_norm.operator, (x.clone().requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), 1e-6))
+    opcheck(_norm.operator, (x, weight, bias, 1e-6))
+    opcheck(_norm.operator, (x.clone().requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), 1e-6))
     opcheck(_add_norm.operator, (x, randn(3, 5, 8, seed=1), weight.detach(), bias.detach(), 1e-6))
     opcheck(_bias_norm.operator, (x, randn(8), weight.detach(), bias.detach(), 1e-6))
 
@@ -178,52 +175,10 @@ def test_add_is_in_memory_order_under_torch_compile(monkeypatch):
     assert add(features, update).stride() == features.stride()
 
 
-def test_recomputation_gives_the_same_gradients_and_saves_nothing():
-    torch.manual_seed(0)
-    first, second = nn.Linear(6, 9), nn.Linear(6, 5)
-    x = torch.randn(4, 6, requires_grad=True)
-    calls = []
-
-    def step(recompute: bool):
-        y = x.sin()  # saves x, not y
-
-        def again():
-            calls.append(1)
-            return x.detach().sin()
-
-        if recompute:
-            with recompute_in_backward(y, again):
-                out = first(y).sum() + second(y.view(2, 2, 6)).square().sum()
-        else:
-            out = first(y).sum() + second(y.view(2, 2, 6)).square().sum()
-        reference = weakref.ref(y)
-        del y
-        return out, reference
-
-    inputs = [x, *first.parameters(), *second.parameters()]
-    out, reference = step(True)
-    assert reference() is None
-    gradients = torch.autograd.grad(out, inputs)
-    assert calls == [1]  # once for both readers
-    for result, expected in zip(gradients, torch.autograd.grad(step(False)[0], inputs), strict=True):
-        torch.testing.assert_close(result, expected, rtol=0, atol=0)
-
-
-def test_every_backward_recomputes_once():
-    weight = torch.ones(3, requires_grad=True)
-    x, calls = torch.randn(3), []
-    y = x.exp()
-    with recompute_in_backward(y, lambda: calls.append(1) or x.exp()):
-        out = (y * weight).sum()
-    for _ in range(2):
-        torch.testing.assert_close(torch.autograd.grad(out, weight, retain_graph=True)[0], x.exp())
-    assert len(calls) == 2
-
-
 def test_prenorm_calls_other_norms_and_branches_as_they_are():
     norm, x = ChannelNorm(4), torch.randn(2, 4, 3, 3)
-    assert prenorm.implementation(norm, lambda y, factor: factor * y, x, 2) == "reference"
-    torch.testing.assert_close(prenorm(norm, lambda y, factor: factor * y, x, 2), 2 * norm(x), rtol=0, atol=0)
+    assert prenorm.implementation(norm, torch.sin, x) == "reference"
+    torch.testing.assert_close(prenorm(norm, torch.sin, x), norm(x).sin(), rtol=0, atol=0)
 
 
 @needs_triton
@@ -247,23 +202,6 @@ def test_trainable_norm_is_for_eager_training_without_hooks(monkeypatch):
 
 
 @needs_triton
-def test_prenorm_recomputes_the_norm_with_the_same_gradients():
-    norm, conv = ChannelNorm(8).to(DEVICE), nn.Conv2d(8, 4, 3).to(DEVICE)
-    features = maps(2, 8, 5, 4).requires_grad_()
-    inputs = [features, *norm.parameters(), *conv.parameters()]
-    with kernels_allowed():
-        assert prenorm.implementation(norm, conv, features) == "recompute"
-        with record_specializations() as compiled:
-            output = prenorm(norm, conv, features)
-            gradients = torch.autograd.grad(output.square().sum(), inputs)
-    names = sorted(specialization.kernel for specialization in compiled)
-    assert names == ["_norm_backward_kernel", "_norm_kernel", "_norm_training_kernel"]  # the second recomputes
-    expected = torch.autograd.grad(conv(norm(features)).square().sum(), inputs)
-    for result, reference in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(result, reference, rtol=1e-4, atol=1e-4)
-
-
-@needs_triton
 def test_prenorm_of_a_conv_mlp_is_one_autograd_function():
     mlp, norm = ConvMlp(8, 16).to(DEVICE, HALF), ChannelNorm(8).to(DEVICE, HALF)
     features = maps(1, 8, 2, 3).to(HALF).contiguous(memory_format=torch.channels_last)
@@ -278,7 +216,7 @@ def test_prenorm_of_a_conv_mlp_is_one_autograd_function():
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["svit_nano", "paca_nano"])
-def test_models_train_the_same_with_norms_recomputed(name):
+def test_models_train_the_same_as_with_references(name):
     torch.manual_seed(0)
     model = saccade.create_model(name, num_classes=3, depths=(1, 1, 1, 1)).to(DEVICE).train()
     images = torch.randn(2, 3, 64, 64).to(DEVICE)

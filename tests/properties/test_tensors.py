@@ -211,11 +211,11 @@ EXEMPT = {
     "visual_tokens.AssignmentTokenizer",  # the base class of the tokenizers with an assignment
     # of modules of ops: decorators, predicates, arguments of kernels, and gradients, which tests/ops compares with
     # autograd; steps of a registered operation, which need a GPU or Triton's interpreter
-    "ops.FixedNorm", "ops.TrainableBatchNorm", "ops.TrainableLayerNorm", "ops.TrainableNorm", 
+    "ops.FixedNorm", "ops.TrainableBatchNorm", "ops.TrainableLayerNorm", "ops.TrainableNorm",
     "ops.block_diagonal", "ops.block_weight", "ops.column_sum", "ops.convolve", "ops.convolve_norm",
     "ops.depthwise_forward", "ops.depthwise_gradients", "ops.depthwise_onednn", "ops.epilogue", "ops.fixed_norm",
     "ops.fused_group", "ops.fused_spread", "ops.is_channel_norm", "ops.is_eager_inference", "ops.is_fixed_norm",
-    "ops.linear_onednn", "ops.norm_arguments", "ops.recompute_in_backward", "ops.to_blocks_reference",
+    "ops.linear_onednn", "ops.norm_arguments", "ops.to_blocks_reference",
     "ops.train_conv_mlp", "ops.trainable_batch_norm", "ops.trainable_norm", "ops.trains_fused", "ops.uses_blocks",
     "ops.weight_gradient", "ops.without_autocast",
 }  # fmt: skip
