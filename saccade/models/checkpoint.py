@@ -78,33 +78,29 @@ def match_checkpoint(
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """The tensors that `load_checkpoint` loads, under the model's names; the model may be on the meta device."""
     target: Any = model.model if isinstance(model, FeatureGetterNet) else model
-    state_dict, family = read_state_dict(source), None
+    state_dict = read_state_dict(source)
     if hasattr(target, "backbone"):
         state_dict, family = convert_parts(state_dict, target)
     else:
         state_dict, family = _recognise(state_dict)
         if family:
             state_dict = _convert(family, state_dict, target)
-    new: dict[str, str] = {}
-    changed: dict[str, str] = {}
-    dropped: tuple[str, ...] = ()
-    if hasattr(target, "adapt_checkpoint"):
-        original = state_dict
-        state_dict, new, *more = target.adapt_checkpoint(original)
-        changed = more[0] if more else {}
-        dropped = tuple(key for key in original if key not in state_dict and key not in new)
-    state_dict, ignored = _drop_unused(state_dict, model, target)
-    ignored = dropped + ignored
+    adapt = getattr(target, "adapt_checkpoint", lambda state_dict: (state_dict, {}))
+    adapted, new, *changed = adapt(state_dict)  # changed: of video models only
+    dropped = tuple(key for key in state_dict if key not in adapted and key not in new)
+    state_dict, ignored = _drop_unused(adapted, model, target)
     missing = _compare(state_dict, target, new, strict)
-    source_layout = f"{family} (official)" if family else "saccade"
-    return state_dict, LoadReport(source_layout, len(state_dict), new | missing, ignored, changed)
+    layout = f"{family} (official)" if family else "saccade"
+    return state_dict, LoadReport(
+        layout, len(state_dict), new | missing, dropped + ignored, changed[0] if changed else {}
+    )
 
 
 def convert_official(state_dict: Mapping[str, Any], name: str, **kwargs: Any) -> dict[str, Tensor]:
     """Convert an authors' state dict to the layout of `create_model(name, **kwargs)`, without changing the input."""
     official, family = _recognise(unwrap(state_dict))
     if not family:
-        raise CheckpointError(f"expected an official state dict of {_families()}, got {_some(official)}.")
+        raise CheckpointError(f"expected an official state dict of {', '.join(FAMILIES)}, got {_some(official)}.")
     with torch.device("meta"):  # only names and head counts are needed
         model: Any = create_model(name, **kwargs)
     converted = _convert(family, official, model)
@@ -194,14 +190,13 @@ def read_state_dict(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, 
 
 def _check_torch_file(path: Path) -> None:
     """Refuse what torch.save never writes and a few bytes of which could fill the memory: bytearray(size), deflate."""
+    size = path.stat().st_size
     with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size:
+        if size:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 if any(content.find(name) >= 0 for name in (b"cbuiltins\nbytearray\n", b"c__builtin__\nbytearray\n")):
                     raise CheckpointError(f"{path} contains byte arrays besides tensors. Save its state dict alone.")
-        file.seek(0)
         if file.read(2) == b"PK":  # as torch.load decides
-            size = os.fstat(file.fileno()).st_size
             with zipfile.ZipFile(file) as archive:
                 entries = archive.infolist()
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
@@ -283,13 +278,16 @@ def _drop_unused(
     """Drop what this model was built without: its classifier, or everything after the features."""
     expected = target.state_dict()
     features_only = model is not target
-    classifier = getattr(target, "pretrained_cfg", {}).get("classifier", "head.fc") + "."
     headless = getattr(target, "num_classes", None) == 0
     ignored = tuple(
         key
         for key in state_dict
         if key not in expected
-        and (features_only or (headless and key.startswith(classifier)) or key.startswith("head.auxiliary"))
+        and (
+            features_only
+            or (headless and key.startswith(_classifier(target) + "."))
+            or key.startswith("head.auxiliary")
+        )
     )
     return {key: value for key, value in state_dict.items() if key not in ignored}, ignored
 
@@ -301,20 +299,19 @@ def _compare(state_dict: dict[str, Tensor], target: nn.Module, new: dict[str, st
     unexpected = [key for key in state_dict if key not in expected]
     missing = [key for key in expected if key not in state_dict and key not in new]
     if not set(state_dict) & set(expected):
-        raise CheckpointError(f"expected a checkpoint of {name} or of {_families()}, got tensors {_some(state_dict)}.")
+        raise CheckpointError(
+            f"expected a checkpoint of {name} or of {', '.join(FAMILIES)}, got tensors {_some(state_dict)}."
+        )
     for key in (key for key in expected if key in state_dict):
         theirs, ours = tuple(state_dict[key].shape), tuple(expected[key].shape)
         if theirs != ours:
-            other_classes = theirs[:1] != ours[:1]
-            if other_classes and key.startswith(getattr(target, "class_layers", ("\n",))):
+            is_class_layer = key.startswith(getattr(target, "class_layers", ()))
+            if theirs[:1] != ours[:1] and (is_class_layer or key.startswith(_classifier(target))):
+                partly = "or load what matches: create_segmenter(..., checkpoint=...)"
+                then = f"load, then model.reset_classifier({ours[0]})"
                 raise CheckpointError(
                     f"the checkpoint has {theirs[0]} classes, the model {ours[0]}. Create the model with "
-                    f"num_classes={theirs[0]}, or load what matches: create_segmenter(..., checkpoint=...)."
-                )
-            if other_classes and key.startswith(getattr(target, "pretrained_cfg", {}).get("classifier", "head.fc")):
-                raise CheckpointError(
-                    f"the checkpoint has {theirs[0]} classes, the model {ours[0]}. Create the model with "
-                    f"num_classes={theirs[0]}, load, then model.reset_classifier({ours[0]})."
+                    f"num_classes={theirs[0]}, {partly if is_class_layer else then}."
                 )
             raise CheckpointError(
                 f"expected {key} of shape {ours} for {name}, got {theirs}. Use the same size and options."
@@ -329,8 +326,9 @@ def _compare(state_dict: dict[str, Tensor], target: nn.Module, new: dict[str, st
     return dict.fromkeys(missing, "not in the checkpoint")
 
 
-def _families() -> str:
-    return ", ".join(FAMILIES)
+def _classifier(model: nn.Module) -> str:
+    """The name of the last layer, as timm's configuration has it."""
+    return getattr(model, "pretrained_cfg", {}).get("classifier", "head.fc")
 
 
 def _some(names: Any, count: int = 4) -> str:

@@ -13,7 +13,13 @@ class Classifier(nn.Module):
     """A model with a head that has timm's `fc` and `reset`."""
 
     head: Any
-    num_classes: int
+
+    def __init__(self, in_chans: int, num_classes: int, num_features: int):
+        super().__init__()
+        self.in_chans = in_chans
+        self.num_classes = num_classes
+        self.num_features = num_features  # of `forward_features`
+        self.head_hidden_size = num_features  # of what the last layer reads
 
     def get_classifier(self) -> nn.Module:
         return self.head.fc

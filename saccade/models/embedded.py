@@ -5,14 +5,13 @@ Without a tag, `pretrained=True` uses the first embedded tag of a model.
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from timm.models import PretrainedCfg, _registry, get_pretrained_cfg, is_model
+from timm.models import _registry, get_pretrained_cfg, is_model
 
 from saccade import weights
-from saccade.models.card import Card, read_card, timm_config
+from saccade.models.card import read_card, timm_config
 
 _logger = logging.getLogger(__name__)
 
@@ -25,26 +24,20 @@ def register_embedded() -> list[str]:
             card = read_card(path)
             if card.task != "classification":
                 continue
-            register_tag(card, name.rpartition(".")[2], path)
+            if not is_model(card.name):
+                raise ValueError(f"unknown model {card.name}.")
+            add_tag(card.name, name.rpartition(".")[2], file=str(path), **timm_config(card))
             names.append(name)
         except (ValueError, OSError, SafetensorError) as error:  # a damaged file must not break `import saccade`
             _logger.warning("skipping %s: %s", path, error)
     return names
 
 
-def register_tag(card: Card, tag: str, path: Path) -> None:
-    """Register one file as a tag of its model."""
-    if not is_model(card.name):
-        raise ValueError(f"unknown model {card.name}.")
-    default = get_pretrained_cfg(card.name, allow_unregistered=False)
+def add_tag(name: str, tag: str, **fields: Any) -> None:
+    """Add a tag of a registered model to timm's registry, or replace it; `fields` change the model's configuration."""
+    full, default = f"{name}.{tag}", get_pretrained_cfg(name, allow_unregistered=False)
     assert default is not None
-    config = replace(default, file=str(path), tag=tag, architecture=card.name, **timm_config(card))
-    add_tag(card.name, tag, config)
-
-
-def add_tag(name: str, tag: str, config: PretrainedCfg) -> None:
-    """Add a tag of a registered model to timm's registry, or replace it."""
-    full = f"{name}.{tag}"
+    config = replace(default, tag=tag, architecture=name, **fields)
     tags: Any = _registry._model_default_cfgs[name]  # timm declares a PretrainedCfg, and stores a DefaultCfg
     if tag not in tags.cfgs:
         tags.tags.append(tag)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_path_rates
-from timm.models import checkpoint, generate_default_cfgs, register_notrace_module
+from timm.models import checkpoint, generate_default_cfgs
 from torch import Tensor, nn
 
 from saccade import ops
@@ -26,7 +26,7 @@ from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition
 from saccade.models.classifier import StagedClassifier
 from saccade.models.paca_teacher import ClusteringTeacher
-from saccade.models.registry import build, check_per_stage, choose, pretrained_cfg, register
+from saccade.models.registry import build, check_per_stage, choose, leaf, pretrained_cfg, register
 from saccade.tokens.clusters import (
     ClusterTokenizer,
     ConvClustering,
@@ -123,6 +123,7 @@ class PaCaBlock(nn.Module):
         return to_features(update, normed.shape[2], normed.shape[3]), link
 
 
+@leaf
 class PaCaStage(nn.Module):
     """Transition, blocks that pass the assignment on, the teacher's features if there is one, and a LayerNorm."""
 
@@ -145,9 +146,6 @@ class PaCaStage(nn.Module):
         if added is not None:
             features = ops.add(features, added)
         return self.norm(features)
-
-
-register_notrace_module(PaCaStage)  # not as a decorator, which would lose the type
 
 
 class PaCa(StagedClassifier):
@@ -191,18 +189,18 @@ class PaCa(StagedClassifier):
         drop_path_rate: float = 0.0,
         where: str | int | None = None,
     ):
-        super().__init__()
+        super().__init__(in_chans, num_classes, dims[-1])
         check_per_stage(len(dims), depths=depths, heads=heads)
-        check_clusters(clusters, len(dims))
+        if not isinstance(clusters, Sequence) or len(clusters) != len(dims) or any(number < 0 for number in clusters):
+            raise ValueError(
+                f"clusters must be {len(dims)} numbers, one per stage, 0 for plain attention; got {clusters!r}."
+            )
         choose("clustering", clustering, (*CLUSTERINGS, *REDUCTIONS))
         choose("norm", norm, ("pre", "post", "sub"))
         choose("position", position, ("none", "ape"))
         period = clustering_period(clustering_scope, where)
         if teacher is not None and period:
             raise ValueError("a teacher computes one assignment per stage. Leave clustering_scope at 'stage'.")
-        self.in_chans = in_chans
-        self.num_classes = num_classes
-        self.num_features = self.head_hidden_size = dims[-1]
         self.feature_info = [
             {"num_chs": dim, "reduction": 4 * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
         ]
@@ -279,7 +277,8 @@ class PaCa(StagedClassifier):
         A pruned model's teacher keeps all its stages: the assignments of fine stages come from its coarsest features.
         """
         features, intermediates = self.forward_stem(images), []
-        scores, added = self.forward_teacher(features)
+        nothing: list[Tensor | None] = [None] * len(self.stages)
+        scores, added = (nothing, nothing) if self.teacher is None else self.teacher(features)  # per stage
         for i, stage in zip(range(count), self.stages, strict=False):
             features = stage(features, scores[i], added[i])
             if i in take:
@@ -290,13 +289,6 @@ class PaCa(StagedClassifier):
         check_images(images, self.in_chans)
         return self.position(self.stem(channels_last(images)))
 
-    def forward_teacher(self, features: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """features (B, C, H, W) of the stem -> per stage the scores (B, M, N) and the features to add, or None."""
-        if self.teacher is not None:
-            return self.teacher(features)
-        nothing: list[Tensor | None] = [None for _ in self.stages]
-        return nothing, nothing
-
     def forward_features(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> features (B, C, H/32, W/32)."""
         return self.forward_stages(images, len(self.stages), ())[0]
@@ -306,21 +298,16 @@ class PaCa(StagedClassifier):
         return self.forward_head(self.forward_features(images))
 
 
-def check_clusters(clusters: Sequence[int], stages: int) -> None:
-    if not isinstance(clusters, Sequence) or len(clusters) != stages or any(number < 0 for number in clusters):
-        raise ValueError(f"clusters must be {stages} numbers, one per stage, 0 for plain attention; got {clusters!r}.")
-
-
 def clustering_period(clustering_scope: str | int | None, where: str | int | None) -> int:
     """The number of blocks that share an assignment; 0 means all blocks of the stage."""
     if clustering_scope is not None and where is not None:
         raise ValueError(f"got clustering_scope={clustering_scope!r} and where={where!r}. Pass clustering_scope alone.")
-    scope = "stage" if clustering_scope is None and where is None else clustering_scope if where is None else where
+    scope = where if clustering_scope is None else clustering_scope
     if isinstance(scope, int) and scope > 0:
         return scope
-    if scope not in ("stage", "block"):
+    if scope not in (None, "stage", "block"):
         raise ValueError(f"clustering_scope must be 'stage', 'block' or a number of blocks from 1 up; got {scope!r}.")
-    return 0 if scope == "stage" else 1
+    return 1 if scope == "block" else 0
 
 
 def init_weights(module: nn.Module) -> None:

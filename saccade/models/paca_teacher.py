@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from timm.models import register_notrace_module
 from torch import Tensor, nn
 
 from saccade.layers.grid import to_pixels
+from saccade.models.registry import leaf
 from saccade.tokens.clusters import ToScore
 
 __all__ = ["ClusteringTeacher"]
@@ -75,7 +75,7 @@ class TopDown(nn.Module):
         return self.refine(fine + self.norm(F.gelu(lateral)))
 
 
-@register_notrace_module
+@leaf
 class ClusteringTeacher(nn.Module):
     """ConvMixer stages bottom-up, a feature pyramid top-down, and the scores of every stage from it.
 
@@ -110,8 +110,7 @@ class ClusteringTeacher(nn.Module):
             features = top_down(features, fine)
             levels.append(features)
         scores: list[Tensor | None] = [None] * len(outputs)
-        for i, level in enumerate(levels):
-            stage = len(outputs) - 1 - i
+        for stage, level in zip(reversed(range(len(outputs))), levels, strict=False):
             if self.clusters[stage]:
                 scores[stage] = self.to_score[stage](to_pixels(level))
         return scores, list(outputs)

@@ -1,6 +1,7 @@
 """Registration with timm, construction, and the list of names."""
 
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,13 @@ for layer in (TokenNorm, ChannelNorm, DepthwiseConv, AbsolutePosition):
     register_notrace_module(layer)
 
 Model = TypeVar("Model", bound=nn.Module)
+
+
+def leaf(module: type[Model]) -> type[Model]:
+    """Make a class of layers a leaf for torch.fx, with its type, which timm's decorator loses."""
+    register_notrace_module(module)
+    return module
+
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet, as in all four papers
 
@@ -160,12 +168,7 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
         10
     """
     if name.partition(".")[0].partition(":")[0] not in timm.list_models() and ":" not in name:
-        raise ValueError(f"unknown model {name!r}.{_nearest(name)} saccade.list_models() lists all.")
+        close = get_close_matches(name, list_models(), n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown model {name!r}.{hint} saccade.list_models() lists all.")
     return timm.create_model(name, pretrained=pretrained, **kwargs)
-
-
-def _nearest(name: str) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, list_models(), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""

@@ -5,12 +5,10 @@ leaves nothing in the cache.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from timm.models import get_pretrained_cfg
 from torch import Tensor, nn
 
 from saccade.models.card import Card, preprocess_of, save_model
@@ -28,18 +26,14 @@ def register_released() -> None:
     for release in RELEASES:
         if release.head:
             continue
-        default = get_pretrained_cfg(release.model, allow_unregistered=False)
-        assert default is not None
-        config = replace(
-            default,
-            tag=release.tag,
-            architecture=release.model,
+        add_tag(
+            release.model,
+            release.tag,
             url="" if release.by_hand else release.url,
             license=release.licence or None,
             origin_url=release.url,
             notes=(release.accuracy,) if release.accuracy else None,
         )
-        add_tag(release.model, release.tag, config)
 
 
 def fetch(release: Release, build: Builder, folder: Path | None = None, source: Path | None = None) -> Path:

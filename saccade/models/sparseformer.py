@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import calculate_drop_path_rates, drop_path, trunc_normal_
-from timm.models import checkpoint, generate_default_cfgs, register_notrace_function, register_notrace_module
+from timm.models import checkpoint, generate_default_cfgs, register_notrace_function
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
@@ -29,7 +29,7 @@ from saccade.layers.linear import init_linear
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
 from saccade.models.classifier import Classifier
-from saccade.models.registry import build, choose, create_model, pretrained_cfg, register
+from saccade.models.registry import build, choose, create_model, leaf, pretrained_cfg, register
 from saccade.ops import plain_layer
 from saccade.ops.layer_norm import plain_norm
 from saccade.ops.pooling import conv_pool_relu
@@ -56,7 +56,7 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 
 @plain_layer
-@register_notrace_module
+@leaf
 class PixelNorm(nn.Module):
     """Normalise every pixel over its channels without affine parameters, in the dtype of the features."""
 
@@ -124,6 +124,7 @@ class SparseFormerBlock(nn.Module):
         return tokens + drop_path(self.mlp(self.norm2(tokens)), drop, self.training), regions
 
 
+@leaf
 class RepeatedBlocks(nn.Module):
     """Blocks run `repeats` times with the same weights; every pass has its own drop path rate.
 
@@ -156,9 +157,6 @@ class RepeatedBlocks(nn.Module):
             if passes is not None:
                 passes.append(tokens)
         return tokens, regions
-
-
-register_notrace_module(RepeatedBlocks)  # not as a decorator, which would lose the type
 
 
 class TokenHead(nn.Module):
@@ -247,7 +245,7 @@ class SparseFormer(Classifier):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ):
-        super().__init__()
+        super().__init__(in_chans, num_classes, cortex_dim)
         choose("image_features", image_features, ("early_conv", "vit8", "rgb"))
         choose("decoding", decoding, ("adaptive", "static", "linear"))
         choose("region_init", region_init, ("half", "cell", "whole"))
@@ -255,16 +253,11 @@ class SparseFormer(Classifier):
             raise ValueError(
                 f"expected num_tokens >= 1, depth >= 1 and repeats >= 0; got {num_tokens}, {depth}, {repeats}."
             )
-        self.in_chans = in_chans
-        self.num_classes = num_classes
-        self.num_features = self.head_hidden_size = cortex_dim
         self.feature_info = feature_info(cortex_dim)
         self.stem_dim = channels = in_chans if image_features == "rgb" else channels
         norm = PixelNorm(1e-7, unbiased=True) if training_code else PixelNorm()
-        if image_features == "rgb":
-            self.stem = nn.Identity()
-        else:
-            self.stem = (EarlyConv if image_features == "early_conv" else PatchConv)(in_chans, channels, norm)
+        stems = {"early_conv": EarlyConv, "vit8": PatchConv}
+        self.stem = nn.Identity() if image_features == "rgb" else stems[image_features](in_chans, channels, norm)
         self.embeddings = nn.Parameter(torch.empty(num_tokens, focus_dim))
         regions = region_grid(num_tokens, region_init)
         if repeats:

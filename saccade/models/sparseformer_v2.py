@@ -18,15 +18,17 @@ from typing import Any, cast
 
 import timm
 import torch
+from timm.data.constants import IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from timm.layers import calculate_drop_path_rates, trunc_normal_
 from timm.layers.activations import quick_gelu
-from timm.models import generate_default_cfgs, register_notrace_module
+from timm.models import generate_default_cfgs
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from saccade.layers.mlp import TokenMlp
 from saccade.models.card import Card, preprocess_of
-from saccade.models.registry import build, choose, pretrained_cfg, register
+from saccade.models.classifier import Classifier
+from saccade.models.registry import build, choose, leaf, pretrained_cfg, register
 from saccade.models.sparseformer import (
     EarlyConv,
     PixelNorm,
@@ -54,7 +56,6 @@ HEAD_DIM = 64
 GENERATOR_DIM = 128
 MIN_MIXED_POINTS = 32
 REBUILD = "sparseformer_btsp_augreg_base"  # name under which a bootstrapped model is built again, with its options
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 class QuickGeluMlp(TokenMlp):
@@ -71,6 +72,7 @@ def encoder_block(dim: int, num_heads: int, mlp_ratio: float, act: str = "gelu")
     return SparseFormerBlock(dim, num_heads, mlp, eps=EPS)
 
 
+@leaf
 class SamplingUnit(nn.Module):
     """Sample in the regions as they are, then add the position of the regions."""
 
@@ -101,9 +103,6 @@ class FocusingBlock(nn.Module):
         tokens = self.sampling(tokens, regions, features, drop)
         tokens, regions = self.encoder(tokens, regions, features, drop)  # relate
         return tokens, self.adjuster(tokens, regions)
-
-
-register_notrace_module(SamplingUnit)  # not as a decorator, which would lose the type
 
 
 class ClassTokenHead(TokenHead):
@@ -176,16 +175,13 @@ class SparseFormerV2(SparseFormer):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ):
-        nn.Module.__init__(self)  # v1's interface, but none of its parts
+        Classifier.__init__(self, in_chans, num_classes, cortex_dim)  # v1's interface, but none of its parts
         choose("act", act, ("gelu", "quick_gelu"))
         choose("extra_regions", extra_regions, ("whole", "random"))
         if num_tokens < 2 or depth < 1 or repeats < 1:
             raise ValueError(
                 f"expected num_tokens >= 2, depth >= 1 and repeats >= 1; got {num_tokens}, {depth}, {repeats}."
             )
-        self.in_chans = in_chans
-        self.num_classes = num_classes
-        self.num_features = self.head_hidden_size = cortex_dim
         self.feature_info = feature_info(cortex_dim)
         self.stem_dim = channels
         self.stem = EarlyConv(in_chans, channels, PixelNorm())
@@ -293,9 +289,8 @@ def bootstrap(
     model = SparseFormerV2(**chosen)
     model.load_state_dict(model.state_dict() | _inherited_weights(source, blocks))
     if freeze:
-        frozen = set(model.bootstrap_groups()["frozen"])
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name not in frozen)
+        for name in model.bootstrap_groups()["frozen"]:
+            model.get_parameter(name).requires_grad_(False)
     card = _card(source, chosen)
     preprocess = card.preprocess
     changes = {key: getattr(preprocess, key) for key in ("mean", "std", "crop_pct", "interpolation")}
@@ -338,9 +333,7 @@ def _inherited_options(source: Any, blocks: list[Any]) -> dict[str, Any]:
 
 def _inherited_weights(source: Any, blocks: list[Any]) -> dict[str, Tensor]:
     """Blocks N/3 to N of the ViT, its last norm and its last linear layer, under our names."""
-    parts: dict[str, dict[str, Tensor]] = {}
-    for k, block in enumerate(blocks[len(blocks) // 3 :]):
-        parts[f"cortex.blocks.{k}"] = _block_weights(block)
+    parts = {f"cortex.blocks.{k}": _block_weights(block) for k, block in enumerate(blocks[len(blocks) // 3 :])}
     parts["head.norm"] = (source.norm if isinstance(source.norm, nn.LayerNorm) else source.fc_norm).state_dict()
     if isinstance(source.head, nn.Linear):
         parts["head.fc"] = source.head.state_dict()
@@ -407,8 +400,8 @@ def _cfg(num_classes: int = 1000, **changes: Any) -> dict[str, Any]:
     return pretrained_cfg(**({"num_classes": num_classes} | common | changes))
 
 
-_AUGREG: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-_CLIP: dict[str, Any] = {"mean": CLIP_MEAN, "std": CLIP_STD}
+_AUGREG: dict[str, Any] = {"mean": IMAGENET_INCEPTION_MEAN, "std": IMAGENET_INCEPTION_STD}
+_CLIP: dict[str, Any] = {"mean": OPENAI_CLIP_MEAN, "std": OPENAI_CLIP_STD}
 default_cfgs = generate_default_cfgs(
     {
         "sparseformer_btsp_augreg_base.in1k": _cfg(**_AUGREG),

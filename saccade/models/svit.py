@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_path_rates
-from timm.models import checkpoint_seq, generate_default_cfgs, register_notrace_module
+from timm.models import checkpoint_seq, generate_default_cfgs
 from torch import Tensor, nn
 
 from saccade import ops
@@ -27,7 +27,7 @@ from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
 from saccade.layers.position import AbsolutePosition, RelativePosition
 from saccade.models.classifier import StagedClassifier
-from saccade.models.registry import build, check_per_stage, choose, pretrained_cfg, register
+from saccade.models.registry import build, check_per_stage, choose, leaf, pretrained_cfg, register
 from saccade.tokens.super_tokens import DenseSuperTokenizer, SuperTokenizer
 
 __all__ = ["SViT"]
@@ -139,6 +139,7 @@ class SViTBlock(nn.Module):
         return features + self.drop_path2(self.scale2(update))  # SViT Eq. 3: ConvFFN(BN(x)) + x
 
 
+@leaf
 class SViTStage(nn.Module):
     """Patch merging, then blocks that share a cell size."""
 
@@ -152,9 +153,6 @@ class SViTStage(nn.Module):
         """features (B, C, H, W) of the previous stage -> features (B, C', H', W')."""
         features = self.merge(features)
         return checkpoint_seq(self.blocks, features) if self.grad_checkpointing else self.blocks(features)
-
-
-register_notrace_module(SViTStage)  # not as a decorator, which would lose the type
 
 
 class SViT(StagedClassifier):
@@ -201,7 +199,7 @@ class SViT(StagedClassifier):
         mlp_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ):
-        super().__init__()
+        super().__init__(in_chans, num_classes, dims[-1])
         choose("stem", stem, ("conv", "patch"))
         choose("position", position, ("cpe", "ape", "rpe", "none"))
         choose("ffn", ffn, ("conv", "plain"))
@@ -212,9 +210,6 @@ class SViT(StagedClassifier):
         check_per_stage(
             len(dims), depths=depths, heads=heads, super_token=super_token, iterations=rounds, layer_scale=layer_scale
         )
-        self.in_chans = in_chans
-        self.num_classes = num_classes
-        self.num_features = dims[-1]
         self.feature_info = [
             {"num_chs": dim, "reduction": 4 * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
         ]

@@ -80,10 +80,7 @@ class VideoSparseFormer(SparseFormer):
         """Drop the cortex blocks after the last chosen pass, and the head."""
         take, last = feature_take_indices(self.focus.repeats + len(self.cortex.blocks), indices)
         self.cortex.blocks = self.cortex.blocks[: max(0, last + 1 - self.focus.repeats)]
-        if prune_norm or prune_head:
-            self.head.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
+        super().prune_intermediate_layers(1, prune_norm, prune_head)
         return take
 
     def extract_features(self, images: Tensor) -> Tensor:

@@ -29,13 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 from timm.layers import ClassifierHead
-from timm.models import (
-    checkpoint,
-    checkpoint_seq,
-    generate_default_cfgs,
-    register_notrace_function,
-    register_notrace_module,
-)
+from timm.models import checkpoint, checkpoint_seq, generate_default_cfgs
 from timm.models._features import feature_take_indices
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
@@ -44,14 +38,12 @@ from saccade import ops
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, VisualTokenTransformer
 from saccade.models.classifier import StagedClassifier
-from saccade.models.registry import build, choose, pretrained_cfg, register
+from saccade.models.registry import build, choose, leaf, pretrained_cfg, register
 from saccade.models.resnet import FusedBasicBlock, FusedBottleneck
 from saccade.tokens.projector import TokenProjector
 from saccade.tokens.visual_tokens import TOKENIZERS, KeepTokenizer, RecurrentTokenizer, RepeatedTokenizer, pixel_groups
 
 __all__ = ["VT", "insert"]
-register_notrace_function(check_images)
-register_notrace_function(channels_last)
 
 BLOCKS = {"basic": FusedBasicBlock, "bottleneck": FusedBottleneck}
 RELATIONS = ("transformer", "equations", "graph", "none", "skip")
@@ -75,6 +67,7 @@ class VTBlock(nn.Module):
         return features, tokens
 
 
+@leaf
 class VTStage(nn.Module):
     """VT modules in place of a ResNet's last stage."""
 
@@ -95,9 +88,6 @@ class VTStage(nn.Module):
                 features, tokens = block(features, tokens)
         assert tokens is not None  # there is at least one module
         return features, tokens
-
-
-register_notrace_module(VTStage)  # not as a decorator, which would lose the type
 
 
 class VTOptions(NamedTuple):
@@ -188,26 +178,21 @@ class VT(StagedClassifier):
         drop_path_rate: float = 0.0,
         **modules: Any,
     ):
-        super().__init__()
         choose("block", block, tuple(BLOCKS))
         choose("stem", stem, ("resnet", "small"))
         modules.setdefault("key_groups", 2)
         options = VTOptions(**modules)
-        self.in_chans = in_chans
-        self.num_classes = num_classes
-        self.num_features = self.head_hidden_size = options.token_dim
+        super().__init__(in_chans, num_classes, options.token_dim)
         self.grad_checkpointing = False
 
         num_blocks = sum(layers) + depth  # rates of stochastic depth increase up to the last VT module
         rates = [drop_path_rate * i / (num_blocks - 1) for i in range(num_blocks)]
         backbone = _resnet_stages(block, layers, widths, stem, in_chans, rates[sum(layers) - 1])
         self.conv1, self.bn1, self.act1, self.maxpool = backbone.conv1, backbone.bn1, backbone.act1, backbone.maxpool
-        self.layer1: nn.Module = backbone.get_submodule("layer1")
-        self.layer2: nn.Module = backbone.get_submodule("layer2")
-        self.layer3: nn.Module = backbone.get_submodule("layer3")
+        self.layer1, self.layer2, self.layer3 = (backbone.get_submodule(f"layer{i}") for i in (1, 2, 3))
 
         projected = [projector and (i + 1 < depth or project_last) for i in range(depth)]
-        blocks, last_dim = _vt_modules(options, backbone.num_features, dim, projected, rates[sum(layers) :], projector)
+        blocks, last_dim = _vt_modules(options, backbone.num_features, dim, projected, rates[sum(layers) :])
         self.layer4: VTStage | None = VTStage(nn.MaxPool2d(3, stride=2, padding=1) if pool else nn.Identity(), blocks)
 
         stride = 4 if stem == "resnet" else 2
@@ -240,9 +225,6 @@ class VT(StagedClassifier):
         reason = "a plain ResNet has no VT modules, and its classifier reads other features"
         return loaded, {key: reason for key in ours if key.startswith(("layer4.", "head."))}
 
-    def no_weight_decay(self) -> set[str]:
-        return set()
-
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         return {"stem": r"^(?:conv1|bn1)", "blocks": r"^layer(\d+)" if coarse else r"^layer(\d+)\.(?:blocks\.)?(\d+)"}
 
@@ -259,14 +241,14 @@ class VT(StagedClassifier):
         """
         features, intermediates = self.forward_stem(images), []
         for i, stage in enumerate((self.layer1, self.layer2, self.layer3)[:count]):
-            features = checkpoint(stage, features) if self.grad_checkpointing else stage(features)
+            features = checkpoint_seq(stage, features) if self.grad_checkpointing else stage(features)
             if i in take:
                 intermediates.append(features)
         if self.layer4 is not None and count > 3:
             features, tokens = self.layer4(features)
             if 3 in take:
                 intermediates.append(self.last_pool(features))
-            features = tokens_as_features(tokens)
+            features = tokens.transpose(1, 2).unsqueeze(3)  # (B, D, M, 1), as timm's heads read features
         return features, intermediates
 
     def prune_intermediate_layers(
@@ -275,7 +257,7 @@ class VT(StagedClassifier):
         """Remove the stages after the last chosen one, and with `prune_head` the classifier."""
         take, last = feature_take_indices(len(self.feature_info), indices)
         for i in range(last + 1, 3):
-            setattr(self, f"layer{i + 1}", nn.Identity())
+            setattr(self, f"layer{i + 1}", nn.Sequential())  # the identity
         if last < 3:
             self.layer4 = None
         if prune_head:
@@ -288,21 +270,15 @@ class VT(StagedClassifier):
         images = channels_last(images)
         return ops.conv_norm_relu_pool(images, self.conv1, self.bn1, self.maxpool)
 
-    @ops.model_pass
     def forward_tokens(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> the last module's tokens (B, M, D)."""
-        features = self.forward_stem(images)
-        if self.grad_checkpointing:
-            features = checkpoint_seq([self.layer1, self.layer2, self.layer3], features, flatten=True)
-        else:
-            features = self.layer3(self.layer2(self.layer1(features)))
-        if self.layer4 is None:
-            raise RuntimeError("this model was pruned to ResNet stages and has no tokens. Use forward_intermediates.")
-        return self.layer4(features)[1]
+        return self.forward_features(images).squeeze(3).transpose(1, 2)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> the last module's tokens as features, one token per row: (B, D, M, 1)."""
-        return tokens_as_features(self.forward_tokens(images))
+        if self.layer4 is None:
+            raise RuntimeError("this model was pruned to ResNet stages and has no tokens. Use forward_intermediates.")
+        return self.forward_stages(images, 4, ())[0]
 
     def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> logits (B, K)."""
@@ -379,23 +355,24 @@ def _resnet_stages(
 
 
 def _vt_modules(
-    options: VTOptions, pixel_dim: int, dim: int, projected: Sequence[bool], rates: Sequence[float],
-    projector: bool = True,
-) -> tuple[list[VTBlock], int]:  # fmt: skip
+    options: VTOptions, pixel_dim: int, dim: int, projected: Sequence[bool], rates: Sequence[float]
+) -> tuple[list[VTBlock], int]:
     """One VT module per drop path rate, and the channels of the features that the last one returns."""
     relations = options.relations(len(rates))
     token_dim, num_heads, norm = options.token_dim, options.num_heads, options.norm
     blocks, count = [], 0  # count: tokens so far
     for i, (relation, project, rate) in enumerate(zip(relations, projected, rates, strict=True)):
-        group: nn.Module = KeepTokenizer()
-        if i == 0 or (projector and options.recurrence == "none"):
+        group: nn.Module
+        if i > 0 and not projected[i - 1]:
+            group = KeepTokenizer()  # the features have not changed
+        elif i == 0 or options.recurrence == "none":
             groups = pixel_groups(pixel_dim, num_heads) if options.value_projection or i else 0
             filters = {"value_groups": groups, "score_norm": options.score_norm}
             own = {"filter": filters, "clustering": {"iterations": options.iterations}}.get(options.tokenizer, {})
             group = TOKENIZERS[options.tokenizer](pixel_dim, token_dim, options.num_tokens, norm=norm, **own)
             count = options.num_tokens + count - count // 2
             group = RepeatedTokenizer(group) if i else group
-        elif projector:
+        else:
             group = RecurrentTokenizer(pixel_dim, token_dim, num_heads, options.recurrence == "half", norm=norm)
         relate = _relation(relation, options, count, rate)
         put_back = None
@@ -417,11 +394,6 @@ def _relation(word: str, options: VTOptions, num_tokens: int, drop_path: float) 
     if word == "graph":
         return GraphConvolution(dim, num_tokens, norm, drop_path)
     return FeedForward(dim, norm, drop_path, relu) if word == "none" else nn.Identity()
-
-
-def tokens_as_features(tokens: Tensor) -> Tensor:
-    """tokens (B, M, D) -> (B, D, M, 1), as timm's heads read features; a view."""
-    return tokens.transpose(1, 2).unsqueeze(3)
 
 
 def _vt(name: str, pretrained: bool, **kwargs: Any) -> VT:

@@ -265,6 +265,17 @@ def test_pruned_model_without_tokens_raises():
         model(images())
 
 
+def test_pruned_model_with_gradient_checkpointing_has_the_same_features():
+    model = create().train()
+    model.prune_intermediate_layers([0, 1])
+    plain = model.forward_intermediates(images(), intermediates_only=True, indices=[0, 1])
+    model.set_grad_checkpointing()
+    checkpointed = model.forward_intermediates(images(), intermediates_only=True, indices=[0, 1])
+    torch.testing.assert_close(checkpointed, plain, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="has no tokens"):
+        model.forward_tokens(images())
+
+
 # ResNet weights
 
 
