@@ -17,8 +17,9 @@ operation. Programs to be exported, which run on other machines, consist of refe
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import update_wrapper
+from inspect import signature
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
@@ -41,50 +42,40 @@ _plain_layers: set[type] = {nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d
 _switch: dict[str, Any] = {"on": True, "disabled": frozenset(), "devices": ("cuda",), "record": None, "fixed": False}
 
 
-@contextmanager
-def enabled(on: bool) -> Iterator[None]:
+def enabled(on: bool) -> AbstractContextManager[None]:
     """Allow fused implementations, or run every operation by its reference, inside the context."""
-    with _set("on", on):
-        yield
+    return _set("on", on)
 
 
-@contextmanager
-def disabled(*names: str) -> Iterator[None]:
+def disabled(*names: str) -> AbstractContextManager[None]:
     """Run these operations (keys of `REGISTRY`) by their references inside the context."""
     unknown = set(names) - set(REGISTRY)
     if unknown:
         raise ValueError(f"no operation named {', '.join(sorted(unknown))}. Choose from {', '.join(sorted(REGISTRY))}.")
-    with _set("disabled", _switch["disabled"] | set(names)):
-        yield
+    return _set("disabled", _switch["disabled"] | set(names))
 
 
-@contextmanager
-def interpreted() -> Iterator[None]:
+def interpreted() -> AbstractContextManager[None]:
     """Let Triton's interpreter (TRITON_INTERPRET=1) run the kernels on CPU tensors inside the context, for tests."""
-    with _set("devices", (*_switch["devices"], "cpu")):
-        yield
+    return _set("devices", (*_switch["devices"], "cpu"))
 
 
-@contextmanager
-def fixed_shapes() -> Iterator[None]:
+def fixed_shapes() -> AbstractContextManager[None]:
     """Allow eager calls inside the context what must be prepared per shape: calls to be captured and replayed."""
-    with _set("fixed", True):
-        yield
+    return _set("fixed", True)
 
 
-@contextmanager
-def record_implementations() -> Iterator[set[tuple[str, str]]]:
+def record_implementations() -> AbstractContextManager[set[tuple[str, str]]]:
     """Collect (operation, implementation) of every call inside the context."""
-    with _set("record", set()):
-        yield _switch["record"]
+    return _set("record", set())
 
 
 @contextmanager
-def _set(key: str, value: Any) -> Iterator[None]:
+def _set(key: str, value: Any) -> Iterator[Any]:
     before = _switch[key]
     _switch[key] = value
     try:
-        yield
+        yield value
     finally:
         _switch[key] = before
 
@@ -159,7 +150,8 @@ class FusedOp:
         forward: annotated function of tensors and numbers; returns a tensor or a tuple of tensors, none of which
             aliases an input.
         gradients: annotated function of tensors and numbers that computes the gradients, by kernels.
-        setup: setup(ctx, inputs, output) saves what backward needs; by default the inputs, tensors first.
+        setup: setup(ctx, inputs, output) saves what backward needs; by default the inputs, all tensors before the
+            others, which are `ctx.options`.
         backward: backward(ctx, gradients, *output_gradients) returns one gradient per input (None where there is
             none), calling `gradients`, which is the function above or its operator; by default with the gradient of
             the output and the saved inputs, for the gradients of all tensors.
@@ -182,7 +174,7 @@ class FusedOp:
         self.operator = _library_op(name, forward)
         if gradients is None:
             return
-        setup, backward = setup or _save_inputs, backward or _gradients_of_tensors
+        setup, backward = setup or _saving_inputs(forward), backward or _gradients_of_tensors
         gradients_op = _library_op(f"{name}_backward", gradients)
         self.function = _autograd_function(name, forward, gradients, setup, backward)
         self.operator.register_autograd(lambda ctx, *g: backward(ctx, gradients_op, *g), setup_context=setup)
@@ -195,10 +187,14 @@ class FusedOp:
         return self.forward(*inputs)
 
 
-def _save_inputs(ctx: Any, inputs: tuple, output: Any) -> None:
-    tensors = [value for value in inputs if isinstance(value, Tensor)]
-    ctx.save_for_backward(*tensors)
-    ctx.options = inputs[len(tensors) :]
+def _saving_inputs(forward: Callable[..., Any]) -> Callable[..., None]:
+    count = sum(parameter.annotation is Tensor for parameter in signature(forward).parameters.values())
+
+    def setup(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:count])
+        ctx.options = inputs[count:]
+
+    return setup
 
 
 def _gradients_of_tensors(ctx: Any, gradients: Any, g: Tensor) -> tuple[Tensor | None, ...]:

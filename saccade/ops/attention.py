@@ -14,14 +14,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from saccade.ops import _dispatch as dispatch
-from saccade.ops._dispatch import FusedOp, register_op
-from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, next_power_of_2, variant
+from saccade.ops._dispatch import FusedOp, Op, register_op
+from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
-
-    from saccade.ops._launch import jit
 
 WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -29,6 +27,16 @@ WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 def _avoids_plans(first: Tensor, *inputs: Any, **options: Any) -> bool:
     """Whether cuDNN would build a plan that the next call may not need: half precision in eager mode on a GPU."""
     return dispatch.on_gpu(first) and dispatch.same_half_dtype(first) and dispatch.may_change_shape()
+
+
+def _add_flash(op: Op[..., Tensor]) -> None:
+    """Add the implementation "flash" to an operation: its reference without cuDNN."""
+    reference = op.reference
+
+    @op.add("flash", supports=_avoids_plans)
+    def flash(*inputs: Any, **options: Any) -> Tensor:
+        with sdpa_kernel(WITHOUT_PLANS):
+            return reference(*inputs, **options)
 
 
 # Self-attention among at most 64 tokens, from the fused projection to the mixed values.
@@ -179,10 +187,7 @@ def self_attention(qkv: Tensor, num_heads: int, bias: Tensor | None = None) -> T
     return _self_attention(qkv, num_heads)
 
 
-@self_attention.add("flash", supports=_avoids_plans)
-def _self_attention_flash(qkv: Tensor, num_heads: int, bias: Tensor | None = None) -> Tensor:
-    with sdpa_kernel(WITHOUT_PLANS):
-        return self_attention_reference(qkv, num_heads, bias)
+_add_flash(self_attention)
 
 
 # Cross-attention of many queries to at most 128 keys.
@@ -349,10 +354,7 @@ def cross_attention(query: Tensor, key_value: Tensor, num_heads: int, scale: flo
     return _cross_attention(query, key_value, num_heads, scale)
 
 
-@cross_attention.add("flash", supports=_avoids_plans)
-def _cross_attention_flash(query: Tensor, key_value: Tensor, num_heads: int, scale: float | None = None) -> Tensor:
-    with sdpa_kernel(WITHOUT_PLANS):
-        return cross_attention_reference(query, key_value, num_heads, scale)
+_add_flash(cross_attention)
 
 
 # Attention in which at most 32 tokens are the queries: of at most 256 pixels, or of the tokens themselves.
@@ -515,10 +517,7 @@ def pixel_pooling_attention(query: Tensor, key_value: Tensor, num_heads: int, sc
     return _few_attention(query, key_value, num_heads, scale, False)
 
 
-@pixel_pooling_attention.add("flash", supports=_avoids_plans)
-def _pixel_pooling_flash(query: Tensor, key_value: Tensor, num_heads: int, scale: float) -> Tensor:
-    with sdpa_kernel(WITHOUT_PLANS):
-        return pixel_pooling_attention_reference(query, key_value, num_heads, scale)
+_add_flash(pixel_pooling_attention)
 
 
 def _supports_token_attention(query_key: Tensor, value: Tensor, num_heads: int) -> bool:
@@ -534,7 +533,4 @@ def token_attention(query_key: Tensor, value: Tensor, num_heads: int) -> Tensor:
     return _few_attention(query_key, value, num_heads, scale, True)
 
 
-@token_attention.add("flash", supports=_avoids_plans)
-def _token_attention_flash(query_key: Tensor, value: Tensor, num_heads: int) -> Tensor:
-    with sdpa_kernel(WITHOUT_PLANS):
-        return token_attention_reference(query_key, value, num_heads)
+_add_flash(token_attention)

@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from saccade.ops import _dispatch as dispatch
 from saccade.ops import _rows as rows_of
 from saccade.ops._dispatch import register_op
-from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, next_power_of_2, variant
+from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
 
     from saccade.ops._gelu import gelu, gelu_derivative
-    from saccade.ops._launch import jit
     from saccade.ops._rows import row_tile
 
 ACTIVATIONS = {"": lambda x: x, "relu": F.relu, "gelu": F.gelu, "silu": F.silu}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from saccade.ops import _dispatch as dispatch
 from saccade.ops import _rows as rows_of
 from saccade.ops._dispatch import FusedOp, register_op
-from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, next_power_of_2, variant
+from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
 from saccade.ops._weights import cached_layout, cast_weight, cast_weights, has_casts
 from saccade.ops.batch_norm import ACTIVATIONS, norm_act
 from saccade.ops.layer_norm import bias_norm, is_channel_norm
@@ -28,7 +28,6 @@ if HAS_TRITON:
     import triton.language as tl
 
     from saccade.ops._gelu import gelu
-    from saccade.ops._launch import jit
     from saccade.ops._rows import row_tile
 
 EPILOGUE_ACTS = {"": 0, "gelu": 1, "silu": 2}
@@ -215,7 +214,7 @@ def is_eager_inference(features: Tensor, convs: Sequence[nn.Module], norms: Sequ
 
 def convolve(features: Tensor, conv: nn.Conv2d) -> Tensor:
     """conv(features) without the bias."""
-    if uses_blocks(features, conv):
+    if is_stem_conv(features, conv):
         return _convolve_blocks(features, conv)
     return conv._conv_forward(features, cast_weight(conv.weight), None)
 
@@ -509,17 +508,22 @@ def _run_first_conv(images: Tensor, conv: Any, gelu: bool = False, norm: FixedNo
     return _first_conv(images, conv.weight, conv.bias, dispatch.compute_dtype(images), gelu, *tensors)
 
 
-def _supports_first_conv(images: Tensor, conv: nn.Module) -> bool:
-    """A plain 3x3 convolution of stride 2 from three colours to few channels, in half precision, no image gradient."""
-    if type(conv) is not nn.Conv2d or conv.in_channels != 3 or not dispatch.on_gpu(images):
+def is_stem_conv(images: Tensor, conv: Any, side: int = 7) -> bool:
+    """A plain side x side convolution of stride 2 over three colours, in half precision, without image gradient."""
+    if type(conv) is not nn.Conv2d or conv.in_channels != 3 or not dispatch.on_gpu(images) or images.requires_grad:
         return False
-    layout = (conv.kernel_size, conv.stride, conv.padding, conv.dilation) == ((3, 3), (2, 2), (1, 1), (1, 1))
-    if not layout or conv.groups != 1 or conv.padding_mode != "zeros" or conv.bias is None:
+    layout = conv.kernel_size, conv.stride, conv.padding, conv.dilation
+    if layout != ((side, side), (2, 2), (side // 2, side // 2), (1, 1)) or conv.groups != 1:
         return False
-    if conv.out_channels > MAX_FIRST_CHANNELS or not dispatch.is_plain(conv) or images.requires_grad:
+    if conv.padding_mode != "zeros" or not dispatch.is_plain(conv):
         return False
     dtype = dispatch.compute_dtype(images)
     return dtype in dispatch.HALF_DTYPES and dispatch.compute_dtype(conv.weight) == dtype
+
+
+def _supports_first_conv(images: Tensor, conv: Any) -> bool:
+    """3x3, with a bias, to few channels."""
+    return is_stem_conv(images, conv, 3) and conv.bias is not None and conv.out_channels <= MAX_FIRST_CHANNELS
 
 
 @register_op("first_conv", reference=first_conv_reference, supports=_supports_first_conv)
@@ -680,18 +684,7 @@ def _convolve_blocks(images: Tensor, conv: nn.Conv2d) -> Tensor:
     return F.conv2d(to_blocks(images, dtype, channels), over_blocks)
 
 
-def uses_blocks(images: Tensor, conv: nn.Module) -> bool:
-    """Whether this is ResNet's first convolution, in half precision on a GPU, without a gradient of the images."""
-    if type(conv) is not nn.Conv2d or conv.in_channels != 3 or not dispatch.on_gpu(images) or images.requires_grad:
-        return False
-    layout = (conv.kernel_size, conv.stride, conv.padding, conv.dilation) == ((7, 7), (2, 2), (3, 3), (1, 1))
-    if not layout or conv.groups != 1 or conv.padding_mode != "zeros" or not dispatch.is_plain(conv):
-        return False
-    dtype = dispatch.compute_dtype(images)
-    return dtype in dispatch.HALF_DTYPES and dispatch.compute_dtype(conv.weight) == dtype
-
-
-@register_op("stem_conv", reference=stem_conv_reference, supports=uses_blocks)
+@register_op("stem_conv", reference=stem_conv_reference, supports=is_stem_conv)
 def stem_conv(images: Tensor, conv: nn.Module) -> Tensor:
     assert isinstance(conv, nn.Conv2d)
     raw = _convolve_blocks(images, conv)

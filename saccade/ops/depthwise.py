@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, register_op
-from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, next_power_of_2, variant
+from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
 from saccade.ops._rows import channel_unit
 from saccade.ops._weights import cached_layout
 from saccade.ops.linear import column_sum
@@ -34,7 +34,6 @@ if HAS_TRITON:
     import triton.language as tl
 
     from saccade.ops._gelu import gelu, gelu_derivative
-    from saccade.ops._launch import jit
 
 ACTS = {"": 0, "pre": 1, "post": 2}
 STRIP_ROWS = 7  # rows that a program of the 3x3 kernels steps down
@@ -62,38 +61,46 @@ def depthwise_conv_reference(
 if HAS_TRITON:
 
     @triton.jit
-    def _load_column(pointer, offset, mask, PRE: tl.constexpr, EXACT: tl.constexpr):
-        """One column of each span (spans, channels), zeros outside the features."""
-        x = tl.load(pointer + offset, mask=mask, other=0.0).to(tl.float32)
+    def _load_column(pointer, mask, PRE: tl.constexpr, EXACT: tl.constexpr):
+        """One column of each span (spans, channels), of gelu(x) with PRE; zeros outside the mask."""
+        x = tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
         return gelu(x, EXACT) if PRE else x
 
     @triton.jit
-    def _load_four(pointer, offset, column, width, channels, valid, PRE: tl.constexpr, EXACT: tl.constexpr):
-        """The columns of each span; `offset` is that of the first one."""
-        return (
-            _load_column(pointer, offset, valid & (column < width), PRE, EXACT),
-            _load_column(pointer, offset + channels, valid & (column + 1 < width), PRE, EXACT),
-            _load_column(pointer, offset + 2 * channels, valid & (column + 2 < width), PRE, EXACT),
-            _load_column(pointer, offset + 3 * channels, valid & (column + 3 < width), PRE, EXACT),
-        )
+    @no_type_check
+    def _load_columns(
+        pointer, offset, column, width, step, ok, COUNT: tl.constexpr, PRE: tl.constexpr, EXACT: tl.constexpr
+    ):
+        """COUNT columns from this one on, `step` apart; `offset` is that of the first one."""
+        values = ()
+        for j in tl.static_range(COUNT):
+            at, mask = offset + j * step, ok & (column + j < width)
+            values += (_load_column(pointer + at, mask, PRE, EXACT),)
+        return values
 
     @triton.jit
-    def _load_six(pointer, offset, column, width, channels, valid, PRE: tl.constexpr, EXACT: tl.constexpr):
-        """The columns of each span and one more on both sides."""
-        x0 = _load_column(pointer, offset - channels, valid & (column > 0) & (column <= width), PRE, EXACT)
-        x1, x2, x3, x4 = _load_four(pointer, offset, column, width, channels, valid, PRE, EXACT)
-        x5 = _load_column(pointer, offset + 4 * channels, valid & (column + 4 < width), PRE, EXACT)
-        return x0, x1, x2, x3, x4, x5
+    @no_type_check
+    def _load_six(pointer, offset, column, width, step, ok, PRE: tl.constexpr, EXACT: tl.constexpr):
+        """The four columns of each span and one more on both sides."""
+        at, mask = offset - step, ok & (column > 0) & (column <= width)
+        left = _load_column(pointer + at, mask, PRE, EXACT)
+        return (left,) + _load_columns(pointer, offset, column, width, step, ok, 5, PRE, EXACT)  # noqa: RUF005
 
     @triton.jit
-    def _add_three(total, left, centre, right, w0, w1, w2):
-        total = total + left * w0  # one product and sum at a time: each is one instruction
-        total = total + centre * w1
-        return total + right * w2
+    @no_type_check
+    def _add_taps(sums, x, taps, ROW: tl.constexpr):
+        """The sums of the columns of a span, plus six columns of the input multiplied by one row of taps."""
+        added = ()
+        for c in tl.static_range(4):
+            y = sums[c]
+            for k in tl.static_range(3):
+                y = y + x[c + k] * taps[3 * ROW + k]  # one product and sum at a time: each is one instruction
+            added += (y,)
+        return added
 
     @triton.jit
-    def _store_column(y_ptr, y, g, offset, mask, POST: tl.constexpr, DERIVATIVE: tl.constexpr, EXACT: tl.constexpr):
-        if POST:
+    def _store_column(y_ptr, y, g, offset, mask, GELU: tl.constexpr, DERIVATIVE: tl.constexpr, EXACT: tl.constexpr):
+        if GELU:
             y = gelu(y, EXACT)
         if DERIVATIVE == 1:
             y *= gelu_derivative(g, EXACT)
@@ -126,62 +133,40 @@ if HAS_TRITON:
         x_ptr += start
         y_ptr += start
         g_ptr += start
-        taps = weight_ptr + channel * 9
-        if FLIP:
-            w00, w01, w02 = tl.load(taps + 8, in_range), tl.load(taps + 7, in_range), tl.load(taps + 6, in_range)
-            w10, w11, w12 = tl.load(taps + 5, in_range), tl.load(taps + 4, in_range), tl.load(taps + 3, in_range)
-            w20, w21, w22 = tl.load(taps + 2, in_range), tl.load(taps + 1, in_range), tl.load(taps + 0, in_range)
-        else:
-            w00, w01, w02 = tl.load(taps + 0, in_range), tl.load(taps + 1, in_range), tl.load(taps + 2, in_range)
-            w10, w11, w12 = tl.load(taps + 3, in_range), tl.load(taps + 4, in_range), tl.load(taps + 5, in_range)
-            w20, w21, w22 = tl.load(taps + 6, in_range), tl.load(taps + 7, in_range), tl.load(taps + 8, in_range)
-        w11 = w11.to(tl.float32)
+        taps = ()
+        for k in tl.static_range(9):
+            tap = tl.load(weight_ptr + channel * 9 + (8 - k if FLIP else k), in_range).to(tl.float32)
+            taps += (tap,)
         if SHORTCUT:
-            w11 += 1.0
+            taps = taps[:4] + (taps[4] + 1.0,) + taps[5:]  # noqa: RUF005 (kernels have no starred tuples)
         zero = tl.zeros((SPANS, CHANNELS), tl.float32)
         if BIAS:
             zero += tl.load(bias_ptr + channel, in_range).to(tl.float32)
+        zeros = zero, zero, zero, zero
         first = strip * ROWS
-        a0, a1, a2, a3 = zero, zero, zero, zero  # outputs of the row above the input row
-        h0, h1, h2, h3 = zero, zero, zero, zero  # and of the row itself
+        upper, middle = zeros, zeros  # outputs of the row above the input row, and of the row itself
         for i in tl.static_range(ROWS + 2):
             row = first + i - 1 + tl.zeros_like(column)  # a block: the interpreter needs masks of one kind
             offset = (row * width + column) * channels + channel
             valid = ok & (row >= 0) & (row < height)
-            x0, x1, x2, x3, x4, x5 = _load_six(x_ptr, offset, column, width, channels, valid, PRE, EXACT)
+            x = _load_six(x_ptr, offset, column, width, channels, valid, PRE, EXACT)
             if i >= 2:  # completes the row above
                 offset -= width * channels
                 valid = ok & (row <= height)
-                g0, g1, g2, g3 = x0, x1, x2, x3
+                g = x
                 if DERIVATIVE > 0:  # loaded early, to hide the latency
-                    g0, g1, g2, g3 = _load_four(g_ptr, offset, column, width, channels, valid, False, EXACT)
-                a0 = _add_three(a0, x0, x1, x2, w20, w21, w22)
-                a1 = _add_three(a1, x1, x2, x3, w20, w21, w22)
-                a2 = _add_three(a2, x2, x3, x4, w20, w21, w22)
-                a3 = _add_three(a3, x3, x4, x5, w20, w21, w22)
-                _store_column(y_ptr, a0, g0, offset, valid & (column < width), POST, DERIVATIVE, EXACT)
-                _store_column(y_ptr, a1, g1, offset + channels, valid & (column + 1 < width), POST, DERIVATIVE, EXACT)
-                offset += 2 * channels
-                _store_column(y_ptr, a2, g2, offset, valid & (column + 2 < width), POST, DERIVATIVE, EXACT)
-                _store_column(y_ptr, a3, g3, offset + channels, valid & (column + 3 < width), POST, DERIVATIVE, EXACT)
+                    g = _load_columns(g_ptr, offset, column, width, channels, valid, 4, False, EXACT)
+                upper = _add_taps(upper, x, taps, 2)
+                for c in tl.static_range(4):
+                    if c == 2:  # with c * channels, addresses shared with the loads would take ten more registers
+                        offset += 2 * channels
+                    at, mask = offset + c % 2 * channels, valid & (column + c < width)
+                    _store_column(y_ptr, upper[c], g[c], at, mask, POST, DERIVATIVE, EXACT)
             if i >= 1 and i <= ROWS:
-                h0 = _add_three(h0, x0, x1, x2, w10, w11, w12)
-                h1 = _add_three(h1, x1, x2, x3, w10, w11, w12)
-                h2 = _add_three(h2, x2, x3, x4, w10, w11, w12)
-                h3 = _add_three(h3, x3, x4, x5, w10, w11, w12)
-            a0, a1, a2, a3 = h0, h1, h2, h3
+                middle = _add_taps(middle, x, taps, 1)
+            upper = middle
             if i < ROWS:
-                h0 = _add_three(zero, x0, x1, x2, w00, w01, w02)
-                h1 = _add_three(zero, x1, x2, x3, w00, w01, w02)
-                h2 = _add_three(zero, x2, x3, x4, w00, w01, w02)
-                h3 = _add_three(zero, x3, x4, x5, w00, w01, w02)
-
-    @triton.jit
-    def _add_four(total, x0, x1, x2, x3, g0, g1, g2, g3):
-        total = total + x0 * g0
-        total = total + x1 * g1
-        total = total + x2 * g2
-        return total + x3 * g3
+                middle = _add_taps(zeros, x, taps, 0)
 
     @jit
     @no_type_check
@@ -201,50 +186,39 @@ if HAS_TRITON:
         x_ptr += start
         g_ptr += start
         zero = tl.zeros((SPANS, CHANNELS), tl.float32)
-        p00, p01, p02 = zero, zero, zero
-        p10, p11, p12 = zero, zero, zero
-        p20, p21, p22 = zero, zero, zero
+        sums = ()
+        for _ in tl.static_range(9):
+            sums += (zero,)
         bias = zero
         first = strip * rows
         last = tl.minimum(first + rows, height)
         for left_edge in range(0, width, 4 * SPANS):
             column = left_edge + span
-            # Gradients of the rows above, at and below the input row, which met their last, middle and first taps.
-            # Separate zeros: Triton 3.6 takes an `a` that follows an `h` of the same initial value for a constant.
-            a0, a1, a2, a3 = zero, zero, zero, zero
-            h0, h1 = tl.zeros((SPANS, CHANNELS), tl.float32), tl.zeros((SPANS, CHANNELS), tl.float32)
-            h2, h3 = tl.zeros((SPANS, CHANNELS), tl.float32), tl.zeros((SPANS, CHANNELS), tl.float32)
+            # Gradients of the rows above and at the input row, which met their last and middle taps. Separate zeros:
+            # Triton 3.6 takes a gradient above that follows one at the row of the same initial value for a constant.
+            met = zero, zero, zero, zero
+            for _ in tl.static_range(4):
+                met += (tl.zeros((SPANS, CHANNELS), tl.float32),)
             for row in range(first - 1, last + 1):
                 row_block = row + tl.zeros_like(column)
                 offset = (row_block * width + column) * channels + channel
                 valid = ok & (row_block >= 0) & (row_block < height)
-                x0, x1, x2, x3, x4, x5 = _load_six(x_ptr, offset, column, width, channels, valid, PRE, EXACT)
+                x = _load_six(x_ptr, offset, column, width, channels, valid, PRE, EXACT)
                 offset += width * channels
                 valid = ok & (row_block + 1 < last)
-                b0, b1, b2, b3 = _load_four(g_ptr, offset, column, width, channels, valid, False, EXACT)
-                p00 = _add_four(p00, x0, x1, x2, x3, b0, b1, b2, b3)
-                p01 = _add_four(p01, x1, x2, x3, x4, b0, b1, b2, b3)
-                p02 = _add_four(p02, x2, x3, x4, x5, b0, b1, b2, b3)
-                p10 = _add_four(p10, x0, x1, x2, x3, h0, h1, h2, h3)
-                p11 = _add_four(p11, x1, x2, x3, x4, h0, h1, h2, h3)
-                p12 = _add_four(p12, x2, x3, x4, x5, h0, h1, h2, h3)
-                p20 = _add_four(p20, x0, x1, x2, x3, a0, a1, a2, a3)
-                p21 = _add_four(p21, x1, x2, x3, x4, a0, a1, a2, a3)
-                p22 = _add_four(p22, x2, x3, x4, x5, a0, a1, a2, a3)
-                bias += (h0 + h1) + (h2 + h3)
-                a0, a1, a2, a3 = h0, h1, h2, h3
-                h0, h1, h2, h3 = b0, b1, b2, b3
+                g = met + _load_columns(g_ptr, offset, column, width, channels, valid, 4, False, EXACT)
+                added = ()
+                for k in tl.static_range(9):
+                    total = sums[k]
+                    for c in tl.static_range(4):
+                        total = total + x[c + k % 3] * g[8 - k // 3 * 4 + c]
+                    added += (total,)
+                sums = added
+                bias += (g[4] + g[5]) + (g[6] + g[7])
+                met = g[4:]
         out = partial_ptr + tl.program_id(0).to(tl.int64) * 10 * channels
-        taps = out + channel * 9
-        tl.store(taps + 0, tl.sum(p00, 0)[None, :], mask=in_range)
-        tl.store(taps + 1, tl.sum(p01, 0)[None, :], mask=in_range)
-        tl.store(taps + 2, tl.sum(p02, 0)[None, :], mask=in_range)
-        tl.store(taps + 3, tl.sum(p10, 0)[None, :], mask=in_range)
-        tl.store(taps + 4, tl.sum(p11, 0)[None, :], mask=in_range)
-        tl.store(taps + 5, tl.sum(p12, 0)[None, :], mask=in_range)
-        tl.store(taps + 6, tl.sum(p20, 0)[None, :], mask=in_range)
-        tl.store(taps + 7, tl.sum(p21, 0)[None, :], mask=in_range)
-        tl.store(taps + 8, tl.sum(p22, 0)[None, :], mask=in_range)
+        for k in tl.static_range(9):
+            tl.store(out + channel * 9 + k, tl.sum(sums[k], 0)[None, :], mask=in_range)
         tl.store(out + 9 * channels + channel, tl.sum(bias, 0)[None, :], mask=in_range)
 
 
@@ -336,18 +310,13 @@ def _gradients(
     return _depthwise_gradients(_sizes(features), g, features, weight.contiguous(), bias, act, shortcut)
 
 
-def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    features, weight, bias, ctx.act, ctx.shortcut = inputs
-    ctx.save_for_backward(features, weight, bias)
-
-
 def _backward(ctx: Any, gradients: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     features, weight, bias = ctx.saved_tensors
-    g_x, g_parameters = gradients(g, features, weight, bias, ctx.act, ctx.shortcut)
+    g_x, g_parameters = gradients(g, features, weight, bias, *ctx.options)
     return g_x, *_split(g_parameters, weight, bias), None, None
 
 
-_depthwise_conv = FusedOp("depthwise_conv", _forward, _gradients, _setup, _backward)
+_depthwise_conv = FusedOp("depthwise_conv", _forward, _gradients, backward=_backward)
 
 
 def _supports_depthwise(
@@ -395,13 +364,12 @@ if HAS_TRITON:
 
     @triton.jit
     @no_type_check
-    def _load_columns(pointer, column, width, ok, DIM: tl.constexpr, COUNT: tl.constexpr):
+    def _load_row(pointer, column, width, ok, DIM: tl.constexpr, COUNT: tl.constexpr):
         """COUNT columns from this one on, zeros outside the features."""
         values = ()
         for j in tl.static_range(COUNT):
             mask = ok & (column + j >= 0) & (column + j < width)
-            value = tl.load(pointer + j * DIM, mask=mask, other=0.0)
-            values += (value.to(tl.float32),)
+            values += (_load_column(pointer + j * DIM, mask, False, True),)
         return values
 
     @triton.jit
@@ -414,11 +382,8 @@ if HAS_TRITON:
         EXACT: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
         for c in tl.static_range(COLUMNS):
             y, mask = sums[FIRST + c], ok & (column + c < width)
-            if GELU:
-                y = gelu(y, EXACT)
-            if DERIVATIVE:
-                y = tl.load(g_ptr + c * DIM, mask=mask, other=0.0).to(tl.float32) * gelu_derivative(y, EXACT)
-            tl.store(y_ptr + c * DIM, y.to(y_ptr.dtype.element_ty), mask=mask)
+            g = tl.load(g_ptr + c * DIM, mask=mask, other=0.0).to(tl.float32) if DERIVATIVE else y
+            _store_column(y_ptr, y, g, c * DIM, mask, GELU, 2 if DERIVATIVE else 0, EXACT)
 
     @jit
     @no_type_check
@@ -454,10 +419,10 @@ if HAS_TRITON:
         start = image.to(tl.int64) * height * width * DIM
         x_ptr, g_ptr, y_ptr = x_ptr + start, g_ptr + start, y_ptr + start
         source, target = (column - HALF) * DIM + channel, column * DIM + channel
-        next_row = _load_columns(x_ptr + (begin * width * DIM + source), column - HALF, width, ok, DIM, COUNT)
+        next_row = _load_row(x_ptr + (begin * width * DIM + source), column - HALF, width, ok, DIM, COUNT)
         for row in range(begin, end):
             x, below = next_row, tl.minimum(row + 1, end - 1)
-            next_row = _load_columns(x_ptr + (below * width * DIM + source), column - HALF, width, ok, DIM, COUNT)
+            next_row = _load_row(x_ptr + (below * width * DIM + source), column - HALF, width, ok, DIM, COUNT)
             added = ()
             for r in tl.static_range(SIDE):
                 for c in tl.static_range(COLUMNS):

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, register_op
-from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, next_power_of_2, variant
+from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
+from saccade.ops._rows import PROGRAMS
 from saccade.ops.batch_norm import trainable_batch_norm
 from saccade.ops.mlp import TrainableNorm, train_conv_mlp, trains_fused
 
@@ -23,10 +24,7 @@ if HAS_TRITON:
     import triton
     import triton.language as tl
 
-    from saccade.ops._launch import jit
-
 MAX_CHANNELS = 2048
-PROGRAMS = 528  # of the backward pass: four per multiprocessor of an H200, each iterating over many rows
 
 
 def layer_norm_reference(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

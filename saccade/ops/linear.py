@@ -10,18 +10,16 @@ from torch import Tensor, nn
 
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, opaque_op, register_op
-from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, next_power_of_2, variant
+from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
+from saccade.ops._rows import PROGRAMS
 from saccade.ops._weights import cached_layout, cast_weight, cast_weights, has_casts
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
 
-    from saccade.ops._launch import jit
-
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 MIN_ROWS = 16384  # from which the bias gradient by a kernel pays for the Python around it
-PROGRAMS = 528  # four per multiprocessor of an H200, each walking over many rows
 
 # linear: in half-precision training the two products of backward are cuBLAS's, but ATen's sum over the rows of a
 # gradient, hundreds of thousands of them of a few hundred channels, takes five times as long as reading them.

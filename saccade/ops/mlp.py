@@ -9,14 +9,7 @@ from torch import Tensor, nn
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import register_op
 from saccade.ops.depthwise import ACTS, depthwise_conv, depthwise_forward, depthwise_gradients
-from saccade.ops.linear import (
-    HAS_ONEDNN,
-    column_sum,
-    linear_gelu,
-    linear_onednn,
-    weight_gradient,
-    without_autocast,
-)
+from saccade.ops.linear import HAS_ONEDNN, column_sum, linear_gelu, linear_onednn, weight_gradient, without_autocast
 
 CHUNK = 2**22  # bytes of the hidden layer that a CPU computes at a time
 

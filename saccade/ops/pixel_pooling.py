@@ -7,12 +7,10 @@ from torch import Tensor
 
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, register_op
-from saccade.ops._launch import HAS_TRITON, Kernel, variant
+from saccade.ops._launch import HAS_TRITON, Kernel, jit, variant
 
 if HAS_TRITON:
     import triton.language as tl
-
-    from saccade.ops._launch import jit
 
 # Softmax over the pixels of an image, one row per program, forward and backward in one pass each. Inductor and ATen
 # read rows of this length twice and more. The length is passed as a multiple of 4, so that Triton vectorises the loads

@@ -14,23 +14,22 @@ from torch import Tensor, nn
 
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, register_op
-from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, next_power_of_2, variant
+from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
 from saccade.ops.batch_norm import norm_act
 from saccade.ops.conv import (
     FixedNorm,
     convolve,
     convolve_norm,
     is_eager_inference,
+    is_stem_conv,
     norm_arguments,
     stem_conv,
-    uses_blocks,
 )
 from saccade.ops.linear import column_sum
 
 if HAS_TRITON:
     import triton.language as tl
 
-    from saccade.ops._launch import jit
     from saccade.ops.conv import affine_of_norm
 
 MAX_CHANNELS = 512
@@ -294,7 +293,7 @@ def conv_pool_relu(images: Tensor, conv: nn.Module, norm: Any) -> Tensor:
     return _run_pool(raw, None if conv.bias is None else FixedNorm(conv.bias), True, eps, scale, False)[0]
 
 
-@conv_pool_relu.add("blocks", lambda images, conv, norm: uses_blocks(images, conv))
+@conv_pool_relu.add("blocks", lambda images, conv, norm: is_stem_conv(images, conv))
 def _conv_pool_relu_blocks(images: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
     """Inference under torch.compile: the bias is added after the pooling, which gives the same result."""
     assert isinstance(conv, nn.Conv2d)

@@ -13,17 +13,16 @@ from torch import Tensor
 from saccade.layers.boxes import adjust, centre_and_size
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, cast, register_op
-from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, next_power_of_2, variant
+from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
+from saccade.ops._rows import PROGRAMS
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
 
     from saccade.ops._gelu import gelu, gelu_derivative
-    from saccade.ops._launch import jit
 
 MAX_GROWTH = 8.0  # of a region's side in one step, as a power of e
-PROGRAMS = 528  # of kernels that sum over tokens: four per multiprocessor of an H200
 MIX_CHUNK = 16  # points that `_mix_kernel` samples at a time
 
 
@@ -161,20 +160,15 @@ def _place_gradients(
     return *results, partial.sum(0).to(grid.dtype)
 
 
-def _place_setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scale, ctx.eps = inputs
-    ctx.save_for_backward(*tensors)
-
-
 def _place_backward(ctx: Any, gradients: Any, g_regions: Tensor | None, g_points: Tensor | None) -> tuple:
     regions, deltas, offsets, grid = ctx.saved_tensors
     g_regions = torch.zeros_like(regions) if g_regions is None else g_regions
     if g_points is None:
         g_points = regions.new_zeros(*regions.shape[:2], grid.numel() // 2, 2)
-    return *gradients(g_regions, g_points, regions, deltas, offsets, grid, ctx.scale, ctx.eps), None, None
+    return *gradients(g_regions, g_points, regions, deltas, offsets, grid, *ctx.options), None, None
 
 
-_place_points = FusedOp("place_points", _place, _place_gradients, _place_setup, _place_backward)
+_place_points = FusedOp("place_points", _place, _place_gradients, backward=_place_backward)
 
 
 def _supports_place(regions: Tensor, deltas: Tensor, offsets: Tensor, grid: Tensor, scale: float, eps: float) -> bool:

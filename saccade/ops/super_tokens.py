@@ -17,13 +17,11 @@ from torch import Tensor
 
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, Op, register_op
-from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, next_power_of_2, variant
+from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
-
-    from saccade.ops._launch import jit
 
 MAX_CELL = 16
 MAX_CHANNELS = 256
@@ -230,9 +228,7 @@ def _spread(tokens: Tensor, association: Tensor, cell: int, height: int, width: 
     return y
 
 
-def _group_gradients(
-    g: Tensor, association: Tensor, weight: Tensor, cell: int, height: int, width: int
-) -> Tensor:  # fmt: skip
+def _group_gradients(g: Tensor, association: Tensor, weight: Tensor, cell: int, height: int, width: int) -> Tensor:
     return _spread((g / weight.unsqueeze(3)).to(association.dtype), association, cell, height, width)
 
 

@@ -215,8 +215,8 @@ EXEMPT = {
     "ops.block_diagonal", "ops.block_weight", "ops.column_sum", "ops.convolve", "ops.convolve_norm",
     "ops.depthwise_forward", "ops.depthwise_gradients", "ops.depthwise_onednn", "ops.epilogue", "ops.fixed_norm",
     "ops.fused_group", "ops.fused_spread", "ops.is_channel_norm", "ops.is_eager_inference", "ops.is_fixed_norm",
-    "ops.linear_onednn", "ops.norm_arguments", "ops.to_blocks_reference",
-    "ops.train_conv_mlp", "ops.trainable_batch_norm", "ops.trainable_norm", "ops.trains_fused", "ops.uses_blocks",
+    "ops.is_stem_conv", "ops.linear_onednn", "ops.norm_arguments", "ops.to_blocks_reference",
+    "ops.train_conv_mlp", "ops.trainable_batch_norm", "ops.trainable_norm", "ops.trains_fused",
     "ops.weight_gradient", "ops.without_autocast",
 }  # fmt: skip
 BATCH_FREE = {"locate.location_bias"}  # no features whose values could be NaN
