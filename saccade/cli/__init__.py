@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         message = " ".join(str(error).split()) or type(error).__name__
         print(f"saccade {args.command}: {message}", file=sys.stderr)
-        return 1
+        return getattr(error, "exit_code", 1)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -42,22 +42,25 @@ def test_train_json_prints_only_json(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "message"),
     [
-        (["--model", "svit_nono", "--data", "scenes"], "Did you mean 'svit_nano'"),
-        (["--model", "svit_nano"], "no data: give --data PATH"),
-        (["--data", "scenes"], "nothing to train"),
-        (["svit_nano_cifar", "--data", "scenes"], "Did you mean svit_nano_cifar10?"),
-        (["svit_nano_scenes", "--set", "optimizer.learnrate=1"], "unknown key optimizer.learnrate"),
-        (["svit_nano_scenes", "--data", "nowhere/at/all"], "no data at nowhere/at/all"),
-        (["svit_nano_scenes", "--set", "model.kwargs.stem=wide"], "stem must be one of conv, patch"),
-        (["svit_nano_scenes", "--set", "model.checkpoint=missing.pth"], "no such checkpoint"),
-        (["svit_nano_scenes", "--set", "model.kwargs={wrong: 1}"], "wrong"),
+        (["--model", "svit_nono", "--data", "scenes"], 1, "Did you mean 'svit_nano'"),
+        (["--model", "svit_nano"], 1, "no data: give --data PATH"),
+        (["--data", "scenes"], 2, "nothing to train"),
+        (["svit_nano_cifar", "--data", "scenes"], 2, "Did you mean svit_nano_cifar10?"),
+        (["svit_nano_scenes", "--set", "optimizer.learnrate=1"], 2, "unknown key optimizer.learnrate"),
+        (["svit_nano_scenes", "--data", "nowhere/at/all"], 1, "no data at nowhere/at/all"),
+        (["svit_nano_scenes", "--set", "model.kwargs.stem=wide"], 1, "stem must be one of conv, patch"),
+        (["svit_nano_scenes", "--set", "model.checkpoint=missing.pth"], 2, "no such checkpoint"),
+        (["svit_nano_scenes", "--set", "model.kwargs={wrong: 1}"], 2, "wrong"),
+        (["svit_nano_scenes", "--set", "optimizer.lr=.nan"], 2, "expected finite numbers for optimizer.lr, got nan."),
+        (["svit_nano_scenes", "--lr", "nan"], 2, "expected finite numbers for optimizer.lr, got nan."),
+        (["svit_nano_scenes", "--batch", "0"], 2, "expected a number of at least 1 for batch_size, got 0."),
     ],
 )
-def test_train_errors_are_one_line(arguments, message, tmp_path, capsys):
+def test_train_errors_are_one_line(arguments, code, message, tmp_path, capsys):
     quick = ["--set", "data.image_size=32", "--set", "data.workers=0", "--out", str(tmp_path / "run")]
-    assert main(["train", *arguments, *quick]) == 1
+    assert main(["train", *arguments, *quick]) == code
     err = capsys.readouterr().err
     assert message in err
     assert err.startswith("saccade train: ")
