@@ -38,13 +38,14 @@ IN_WORDS = {
 RANGES = (  # lowest and highest value, in words, and the keys; every number in them is finite
     (1, math.inf, "a number of at least 1", """epochs batch_size data.limit data.image_size data.val_size data.scenes
      data.motions data.frames data.stride data.views data.base_size data.max_detections optimizer.reference_batch
-     augment.repeats trainer.num_nodes trainer.accumulate trainer.val_every trainer.early_stop trainer.save_every
-     trainer.log_every"""),
-    (0, math.inf, "a number of at least 0", """seed data.max_unreadable data.workers data.val_window optimizer.lr
+     augment.repeats trainer.devices trainer.num_nodes trainer.accumulate trainer.val_every trainer.early_stop
+     trainer.save_every trainer.log_every"""),
+    (0, math.inf, "a number of at least 0", """data.max_unreadable data.workers data.val_window optimizer.lr
      optimizer.weight_decay optimizer.momentum optimizer.lr_scale optimizer.clip_grad schedule.warmup_epochs
      schedule.warmup_lr schedule.min_lr schedule.decay_rate schedule.milestones augment.pad augment.jitter
      augment.mixup augment.cutmix regularize.class_weights regularize.focal_gamma regularize.dice distill.image_size
      trainer.max_minutes trainer.loader_benchmark_seconds"""),
+    (0, 2**63 - 1, "a number from 0 to 2^63 - 1", "seed"),
     (math.ulp(0.0), math.inf, "a number above 0", """data.crop_pct schedule.decay_epochs augment.scale augment.ratio
      augment.resize distill.temperature"""),
     (0, 1, "a number between 0 and 1", """data.val_fraction optimizer.layer_decay augment.flip augment.vertical_flip
@@ -86,7 +87,7 @@ class Data:
     image_size: int | None = None  # side of training inputs; None: the model's default
     val_size: int | None = None  # side of validation inputs; None: image_size
     crop_pct: float | None = None  # validation: centre crop / shorter side; None: the model's default
-    interpolation: str = "bicubic"  # of resized images
+    interpolation: Literal["bicubic", "bilinear", "nearest", "lanczos"] = "bicubic"  # of resized images
     cache: bool | Literal["auto"] = "auto"  # decode once and augment on the device; auto: if all images are small
     cache_folder: str | None = None  # decoded images are stored here once, for all runs on the same data
     workers: int | None = None  # loader processes; None: cores - 1, at most 16

@@ -50,6 +50,10 @@ def test_changes_are_converted_to_type_of_key():
         ),
         ("schedule.min_lr=null", r"expected a number for schedule\.min_lr, got None"),
         ("trainer.precision=bf16", "expected 32-true, bf16-mixed or 16-mixed for trainer.precision, got 'bf16'"),
+        (
+            "data.interpolation=cubic",
+            "expected bicubic, bilinear, nearest or lanczos for data.interpol",
+        ),
         ("schedule=cosine", r"Set schedule\.KEY=VALUE"),
         ("epochs", "expected key=value"),
     ],
@@ -78,6 +82,8 @@ def test_wrong_setting_names_right_one(change, words):
         ("optimizer.lr=1" + 400 * "0", r"expected numbers below 1e308, got a larger one\. Lower it"),
         ("epochs=0", r"expected a number of at least 1 for epochs, got 0\. Leave it out for the default, 10\."),
         ("batch_size=-4", r"expected a number of at least 1 for batch_size, got -4\. Leave it out for the default, 64"),
+        ("trainer.devices=0", r"expected a number of at least 1 for trainer\.devices, got 0"),
+        ("seed=1" + 30 * "0", r"expected a number from 0 to 2\^63 - 1 for seed, got 1000"),
         ("data.views=[0, 3]", r"expected a number of at least 1 for data\.views, got \(0, 3\)"),
         ("optimizer.lr=-1e-3", r"expected a number of at least 0 for optimizer\.lr, got -0\.001\. Leave"),
         ("optimizer.weight_decay=-1", r"expected a number of at least 0 for optimizer\.weight_decay, got -1\.0"),
@@ -123,12 +129,12 @@ def test_numbers_at_the_ends_of_their_ranges_are_accepted():
 
 
 def test_every_number_of_a_recipe_has_one_range():
-    """Those without: Lightning reads -1 devices as all of them; values of mask files are any integers."""
+    """Except for values in mask files, which are any integers."""
     ranged = [key for *_, keys in RANGES for key in keys.split()]
     rows = (Path(__file__).parents[2] / "docs/recipe_keys.md").read_text().splitlines()
     numeric = {row.split("`")[1] for row in rows if re.match(r"\| `[\w.]+` \| `[^`]*\b(int|float)\b", row)}
     assert len(numeric) > 40
-    assert sorted(ranged) == sorted(numeric - {"trainer.devices", "data.ignore_index", "data.mask_values"})
+    assert sorted(ranged) == sorted(numeric - {"data.ignore_index", "data.mask_values"})
 
 
 def test_change_without_a_value_removes_a_text():
