@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, TypeError):
             message = message.rstrip(".") + ". Correct or remove it in --set."
         elif isinstance(error, OSError) and error.filename is not None and error.strerror:
-            message = f"{error.filename}: {error.strerror}. Check the path and its permissions."
+            message = f"{error.filename}: {error.strerror}. Check the path, its permissions and the free space."
         print(f"saccade {args.command}: {message}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
 

@@ -157,7 +157,7 @@ def test_error_of_the_file_system_names_the_file(capsys, tmp_path):
     code, _, err = run(capsys, "models", "svit_nano", "--plot", str(tmp_path / "notes/a.png"))
     assert code == 1
     assert "[Errno" not in err
-    assert err.endswith("Check the path and its permissions.\n")
+    assert err.endswith("Check the path, its permissions and the free space.\n")
 
 
 def test_version_is_printed(capsys):
@@ -260,13 +260,16 @@ def test_bench_writes_rows_with_machine_and_conditions(capsys, tmp_path):
     assert not saved.with_suffix(".png").exists()  # no published accuracy at 64 px
 
 
-def test_bench_prints_measurements_before_it_writes_files(capsys, tmp_path):
-    (tmp_path / "file").touch()  # where the folder should be
+def test_bench_prints_measurements_before_it_writes_files(capsys, tmp_path, monkeypatch):
+    def full_disk(*_):
+        raise OSError(28, "No space left on device", "file")
+
+    monkeypatch.setattr("saccade.cli.bench.write_results", full_disk)
     command = "bench svit_nano --sizes 32 --batch 1 --rounds 1 --seconds 0 --device cpu"
-    code, out, err = run(capsys, *command.split(), "--out", str(tmp_path / "file"))
+    code, out, err = run(capsys, *command.split(), "--out", str(tmp_path / "out"))
     assert code == 1
     assert "svit_nano" in out
-    assert "file" in err
+    assert "saccade bench: file: No space left on device. Check the path, its permissions" in err
 
 
 def test_bench_scaling_plots_cost_against_image_size(capsys, tmp_path):
