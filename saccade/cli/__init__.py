@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 COMMANDS = (
@@ -29,16 +30,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.needs_torch(args):
             import_module("saccade.models")  # registers the models with timm
+        _check_out(getattr(args, "out", None))
         return args.entry(args)
     except KeyboardInterrupt:
         print(f"saccade {args.command}: stopped", file=sys.stderr)
         return 1
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
-        if os.environ.get("SACCADE_DEBUG"):
+    except (ValueError, OSError, RuntimeError, ImportError, TypeError) as error:
+        unknown_option = "unexpected keyword argument" in str(error)  # of a model: --set
+        if os.environ.get("SACCADE_DEBUG") or (isinstance(error, TypeError) and not unknown_option):
             raise
         message = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, TypeError):
+            message = message.rstrip(".") + ". Correct or remove it in --set."
+        elif isinstance(error, OSError) and error.filename is not None and error.strerror:
+            message = f"{error.filename}: {error.strerror}. Check the path, its permissions and the free space."
         print(f"saccade {args.command}: {message}", file=sys.stderr)
-        return 1
+        return getattr(error, "exit_code", 1)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -102,6 +109,19 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+def _check_out(out: str | None) -> None:
+    """Raise, before the work is done, if the folder or file of --out cannot be created."""
+    if out is None:
+        return
+    path = Path(out)
+    folder = path if not path.suffix or path.is_dir() else path.parent
+    existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not existing.is_dir():
+        raise ValueError(f"expected a folder for --out {out}, got the file {existing}. Choose another --out.")
+    if not os.access(existing, os.W_OK):
+        raise ValueError(f"expected a folder to write to for --out {out}, got {existing}. Choose another --out.")
+
+
 def pick_device(name: str) -> str:
     """Return a device name that torch accepts; "auto" is a GPU if there is one, else the CPU."""
     import torch
@@ -112,7 +132,10 @@ def pick_device(name: str) -> str:
         raise ValueError(
             f"expected an available device, got --device {name}: torch finds no CUDA GPU. Use --device cpu."
         )
-    return str(torch.device(name))
+    try:
+        return str(torch.device(name))
+    except RuntimeError:
+        raise ValueError(f"expected cpu, cuda or cuda:N for --device, got {name}.") from None
 
 
 def settings(pairs: Sequence[str]) -> dict[str, Any]:
@@ -135,7 +158,7 @@ def check_numbers(args: argparse.Namespace, **least: float) -> None:
     """Raise ValueError for a flag, or one of its values, that is below its least value."""
     for name, minimum in least.items():
         value = getattr(args, name)
-        values = value if isinstance(value, list) else [] if value is None else [value]
+        values = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
         if values and not min(values) >= minimum:
             raise ValueError(f"expected --{name.replace('_', '-')} of at least {minimum}, got {min(values)}.")
 

@@ -60,9 +60,10 @@ def run(args: argparse.Namespace) -> int:
 
     from saccade import evaluate
     from saccade._files import write_json
-    from saccade.cli import pick_device, print_json, progress_bar, settings
+    from saccade.cli import check_numbers, pick_device, print_json, progress_bar, settings
     from saccade.engine.results import machine
 
+    check_numbers(args, size=1, crop_pct=0.01, batch=1, workers=0, views=1, max_unreadable=0, limit=1)
     device = pick_device(args.device)
     names = ("workers", "max_unreadable", "limit", "out", "size", "crop_pct", "flip", "window", "stride")
     options: dict[str, Any] = {name: getattr(args, name) for name in (*names, "max_detections")}

@@ -49,9 +49,10 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from saccade.cli import print_json, spinner
+    from saccade.cli import check_numbers, print_json, spinner
     from saccade.inference import FORMATS, export_model
 
+    check_numbers(args, size=1)
     path = Path(args.out)
     kind = args.format or path.suffix.removeprefix(".")
     if kind not in FORMATS or path.suffix != f".{kind}":

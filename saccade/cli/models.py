@@ -26,8 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from saccade.cli import print_json, print_table, settings
+    from saccade.cli import check_numbers, print_json, print_table, settings
 
+    check_numbers(args, size=1, max_params=0)
     rows = describe(args.pattern, args.family, args.size, args.max_params, settings(args.set))
     if not rows:
         raise ValueError(f"no model matches {args.pattern or args.family!r}. `saccade models` lists all models.")

@@ -81,6 +81,9 @@ def needs_torch(args: argparse.Namespace) -> bool:
 
 
 def run(args: argparse.Namespace) -> int:
+    from saccade.cli import check_numbers
+
+    check_numbers(args, size=1, batch=1, top=1, views=1, threshold=0)
     flags = [name for name in BATCH_FLAGS if getattr(args, name) not in (None, False)]
     if args.format == "files" and flags:
         raise ValueError(f"--{flags[0].replace('_', '-')} writes Parquet files. Remove it, or --format files.")

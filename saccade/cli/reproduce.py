@@ -65,6 +65,7 @@ def reproduce(args: argparse.Namespace) -> int:
 
     require("lightning.pytorch", "train")
     from saccade.cli import check_numbers, pick_device, print_json
+    from saccade.engine.recipe import load_recipe
     from saccade.reproduce.assess import assess
     from saccade.reproduce.claim import load_claims, select
     from saccade.reproduce.plan import locate_data, plan_runs
@@ -87,6 +88,8 @@ def reproduce(args: argparse.Namespace) -> int:
         say(f"without their data set: {', '.join(left_out)}")
     seeds = args.seeds or DEFAULT_SEEDS
     runs = plan_runs(claims, seeds, args.set, data)
+    for run in runs:
+        load_recipe(run.recipe, args.set)  # an invalid change fails here, not in every run
     (out / "results").mkdir(parents=True, exist_ok=True)
     jobs = args.jobs or (4 if device.startswith("cuda") else 1)
     runner = Runner(out, data, device, jobs, args.budget, say)
@@ -113,7 +116,7 @@ def reproduce(args: argparse.Namespace) -> int:
 def refuse(args: argparse.Namespace, other: str, *names: str) -> None:
     """Raise for flags that only the other kind of claim uses."""
     for name in names:
-        if getattr(args, name):
+        if getattr(args, name) not in (None, []) and getattr(args, name) is not False:  # 0 was given
             raise ValueError(f"--{name} is for {other}. Remove it.")
 
 
@@ -190,13 +193,16 @@ def evaluate_weights(args: argparse.Namespace, claims: list[Any]) -> int:
     import torch
 
     from saccade._files import write_json
-    from saccade.cli import pick_device, print_json, progress_bar
+    from saccade.cli import check_numbers, pick_device, print_json, progress_bar
     from saccade.engine.results import machine
     from saccade.reproduce.released import evaluate_released
 
     refuse(args, "claims that train", "set", "budget", "jobs", "resume", "seeds")
     if len(args.data) != 1:
         raise ValueError(f"{claims[0].name} needs one --data PATH of ImageNet, got {len(args.data)}.")
+    check_numbers(args, batch=1, limit=1)
+    if not Path(args.data[0]).exists():
+        raise ValueError(f"no data at {args.data[0]}. Give --data the folder of ImageNet.")
     device, documents = pick_device(args.device), []
     with progress_bar("evaluating", args) as bar:
         report = (lambda name, done, total: bar(done, total)) if bar else None

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from saccade.web.uploads import Limits
 
     for name in ("max_mb", "max_megapixels", "queue_size"):
-        if getattr(args, name) <= 0:
+        if not 0 < getattr(args, name) < float("inf"):
             raise ValueError(f"expected --{name.replace('_', '-')} greater than 0, got {getattr(args, name)}.")
     if args.port is not None and not 1 <= args.port <= 65535:
         raise ValueError(f"expected --port from 1 to 65535, got {args.port}.")

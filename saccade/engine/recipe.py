@@ -7,12 +7,14 @@ Models, heads and loaders never receive a recipe: the engine passes them plain v
 
 import dataclasses
 import json
+import math
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -33,9 +35,31 @@ IN_WORDS = {
     NoneType: ("null",),
 }
 
+RANGES = (  # lowest and highest value, in words, and the keys; every number in them is finite
+    (1, math.inf, "a number of at least 1", """epochs batch_size data.limit data.image_size data.val_size data.scenes
+     data.motions data.frames data.stride data.views data.base_size data.max_detections optimizer.reference_batch
+     augment.repeats trainer.devices trainer.num_nodes trainer.accumulate trainer.val_every trainer.early_stop
+     trainer.save_every trainer.log_every"""),
+    (0, math.inf, "a number of at least 0", """data.max_unreadable data.workers data.val_window optimizer.lr
+     optimizer.weight_decay optimizer.momentum optimizer.lr_scale optimizer.clip_grad schedule.warmup_epochs
+     schedule.warmup_lr schedule.min_lr schedule.decay_rate schedule.milestones augment.pad augment.jitter
+     augment.mixup augment.cutmix regularize.class_weights regularize.focal_gamma regularize.dice distill.image_size
+     trainer.max_minutes trainer.loader_benchmark_seconds"""),
+    (0, 2**63 - 1, "a number from 0 to 2^63 - 1", "seed"),
+    (math.ulp(0.0), math.inf, "a number above 0", """data.crop_pct schedule.decay_epochs augment.scale augment.ratio
+     augment.resize distill.temperature"""),
+    (0, 1, "a number between 0 and 1", """data.val_fraction optimizer.layer_decay augment.flip augment.vertical_flip
+     augment.erase augment.mix_prob augment.mix_switch augment.mix_off_after augment.max_class_fraction
+     distill.weight"""),
+    (0, math.nextafter(1, 0), "a number of at least 0 and below 1", """ema.decay regularize.label_smoothing
+     regularize.drop_path regularize.dropout"""),
+)  # fmt: skip
+
 
 class RecipeError(ValueError):
     """An invalid recipe; the message names the key and the expected value."""
+
+    exit_code = 2  # of the command line: wrong usage
 
 
 @dataclass
@@ -63,7 +87,7 @@ class Data:
     image_size: int | None = None  # side of training inputs; None: the model's default
     val_size: int | None = None  # side of validation inputs; None: image_size
     crop_pct: float | None = None  # validation: centre crop / shorter side; None: the model's default
-    interpolation: str = "bicubic"  # of resized images
+    interpolation: Literal["bicubic", "bilinear", "nearest", "lanczos"] = "bicubic"  # of resized images
     cache: bool | Literal["auto"] = "auto"  # decode once and augment on the device; auto: if all images are small
     cache_folder: str | None = None  # decoded images are stored here once, for all runs on the same data
     workers: int | None = None  # loader processes; None: cores - 1, at most 16
@@ -226,11 +250,9 @@ class Recipe:
     seed: int = 0  # of initial weights, data order and augmentation
 
     def __post_init__(self):
-        _check(self.epochs >= 1, f"epochs must be at least 1, got {self.epochs}")
-        _check(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
-        _check(0 <= self.distill.weight <= 1, f"distill.weight must be between 0 and 1, got {self.distill.weight}")
-        _check(0 <= self.ema.decay < 1, f"ema.decay must be between 0 and 1, got {self.ema.decay}")
-        _check(self.trainer.accumulate >= 1, f"trainer.accumulate must be at least 1, got {self.trainer.accumulate}")
+        _check_ranges(self)
+        warmup, epochs = self.schedule.warmup_epochs, self.epochs
+        _check(warmup <= epochs, f"schedule.warmup_epochs ({warmup:g}) must not exceed epochs ({epochs}). Lower it")
         strategy = self.trainer.strategy
         if strategy == "fsdp2":
             _check(self.trainer.devices != "auto", "trainer.strategy=fsdp2 needs a number in trainer.devices, got auto")
@@ -286,6 +308,28 @@ def to_yaml(recipe: Recipe) -> str:
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise RecipeError(f"{message}.")
+
+
+def _check_ranges(recipe: Recipe) -> None:
+    """Raise for a number that is not finite, or outside the range of its key."""
+    for key in _all_keys(Recipe):
+        value = attrgetter(key)(recipe)
+        if any(isinstance(number, float) and not math.isfinite(number) for number in _numbers_within(value)):
+            raise RecipeError(_wrong_value(key, value, "finite numbers"))
+    for lowest, highest, expected, keys in RANGES:
+        for key in keys.split():
+            value = attrgetter(key)(recipe)
+            if not all(lowest <= number <= highest for number in _numbers_within(value)):
+                raise RecipeError(_wrong_value(key, value, expected))
+
+
+def _numbers_within(value: Any) -> Iterator[float]:
+    """The numbers in a value, also in lists and dicts."""
+    if isinstance(value, (int, float)):
+        yield value
+    elif isinstance(value, (list, tuple, Mapping)):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers_within(inner)
 
 
 def _read_yaml(text: str) -> Any:
@@ -347,7 +391,7 @@ def _check_keys(values: Mapping[str, Any], kind: type, prefix: str) -> None:
             _check_keys(value, inner, f"{prefix}{key}.")
         elif value is None and inner is not str and NoneType not in get_args(inner):
             # jsonargparse would accept it. "augment.custom=", YAML's null, removes a text.
-            raise RecipeError(_wrong_type(f"{prefix}{key}", value))
+            raise RecipeError(_wrong_value(f"{prefix}{key}", value))
 
 
 def _refuse_classes(value: Any) -> None:
@@ -396,6 +440,8 @@ def _instantiate(values: dict[str, Any], name: str) -> Recipe:
         return instantiate(parsed).recipe
     except RecipeError:
         raise
+    except OverflowError as error:
+        raise RecipeError(f"{name}: expected numbers below 1e308, got a larger one. Lower it.") from error
     except (jsonargparse.ArgumentError, TypeError, ValueError, RecursionError) as error:
         message = " ".join(str(error).replace("recipe.", "").split())
         match = re.match(r'Parser key "([\w.]+)"', message)
@@ -403,19 +449,19 @@ def _instantiate(values: dict[str, Any], name: str) -> Recipe:
             value: Any = values
             for key in match[1].split("."):
                 value = value[key]
-            message = _wrong_type(match[1], value)
+            message = _wrong_value(match[1], value)
         raise RecipeError(f"{name}: {message}") from error
 
 
-def _wrong_type(key: str, value: Any) -> str:
-    """The message for a value that the type of its key does not allow."""
+def _wrong_value(key: str, value: Any, expected: str = "") -> str:
+    """The message for a value that the type of its key does not allow, or that is not what is expected."""
     kind: Any = Recipe
     for name in key.split("."):
         (entry,) = (entry for entry in dataclasses.fields(kind) if entry.name == name)
         kind = entry.type
     default = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
     *first, last = dict.fromkeys(_in_words(kind))
-    expected = f"{', '.join(first)} or {last}" if first else last
+    expected = expected or (f"{', '.join(first)} or {last}" if first else last)
     hint = f"Leave it out for the default, {json.dumps(default)}."
     return f"expected {expected} for {key}, got {reprlib.repr(value)}. {hint}"
 

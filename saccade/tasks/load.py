@@ -36,6 +36,10 @@ def load(source: str | os.PathLike, *, device: str | torch.device | None = None)
         Card(svit_nano: classification, 200 classes, 128 px)
     """
     name = str(source)
+    if name.endswith((".yaml", ".yml")):
+        raise CheckpointError(
+            f"expected weights or a run folder, got the recipe {name}. Train it: saccade train {name}"
+        )
     local = Path(source).exists() or weights.find(name) is not None
     if name.startswith(PREFIX):
         model = _load_file(hub_file(name))

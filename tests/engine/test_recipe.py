@@ -1,13 +1,14 @@
 """Recipes: types, errors, and the papers' values."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 import saccade
-from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
+from saccade.engine.recipe import RANGES, Optimizer, Recipe, RecipeError, load_recipe, to_dict, to_yaml
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 FILES = sorted(RECIPES.glob("*/*.yaml"))
@@ -48,17 +49,92 @@ def test_changes_are_converted_to_type_of_key():
             r"expected keys with values for optimizer\.lr_scale, got \{'head\.': 'high'\}",
         ),
         ("schedule.min_lr=null", r"expected a number for schedule\.min_lr, got None"),
-        ("epochs=0", "at least 1"),
         ("trainer.precision=bf16", "expected 32-true, bf16-mixed or 16-mixed for trainer.precision, got 'bf16'"),
+        (
+            "data.interpolation=cubic",
+            "expected bicubic, bilinear, nearest or lanczos for data.interpol",
+        ),
         ("schedule=cosine", r"Set schedule\.KEY=VALUE"),
         ("epochs", "expected key=value"),
-        ("distill.weight=2", "between 0 and 1"),
-        ("ema.decay=1", "between 0 and 1"),
     ],
 )
 def test_wrong_setting_names_right_one(change, words):
     with pytest.raises(RecipeError, match=words):
         load_recipe(None, [change])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            "optimizer.lr=.nan",
+            r"expected finite numbers for optimizer\.lr, got nan\. Leave it out for the default, 0",
+        ),
+        ("optimizer.lr=-.inf", r"expected finite numbers for optimizer\.lr, got -inf\. Leave"),
+        ("optimizer.weight_decay=1e999", r"expected finite numbers for optimizer\.weight_decay, got inf\. Leave"),
+        ("augment.scale=[.nan, 1]", r"expected finite numbers for augment\.scale, got \(nan, 1\.0\)\. Leave"),
+        ("optimizer.lr_scale={head.: .inf}", r"expected finite numbers for optimizer\.lr_scale, got \{'head\.': inf\}"),
+        ("optimizer.kwargs.betas=[0.9, .nan]", r"expected finite numbers for optimizer\.kwargs, got \{'betas': \["),
+        (
+            "model.kwargs={a: {b: .nan}}",
+            r"expected finite numbers for model\.kwargs, got \{'a': \{'b': nan\}\}",
+        ),
+        ("optimizer.lr=1" + 400 * "0", r"expected numbers below 1e308, got a larger one\. Lower it"),
+        ("epochs=0", r"expected a number of at least 1 for epochs, got 0\. Leave it out for the default, 10\."),
+        ("batch_size=-4", r"expected a number of at least 1 for batch_size, got -4\. Leave it out for the default, 64"),
+        ("trainer.devices=0", r"expected a number of at least 1 for trainer\.devices, got 0"),
+        ("seed=1" + 30 * "0", r"expected a number from 0 to 2\^63 - 1 for seed, got 1000"),
+        ("data.views=[0, 3]", r"expected a number of at least 1 for data\.views, got \(0, 3\)"),
+        ("optimizer.lr=-1e-3", r"expected a number of at least 0 for optimizer\.lr, got -0\.001\. Leave"),
+        ("optimizer.weight_decay=-1", r"expected a number of at least 0 for optimizer\.weight_decay, got -1\.0"),
+        (
+            "optimizer.lr_scale={head.: -1}",
+            r"expected a number of at least 0 for optimizer\.lr_scale, got \{'head\.'",
+        ),
+        ("distill.temperature=0", r"expected a number above 0 for distill\.temperature, got 0\.0"),
+        ("distill.weight=2", r"expected a number between 0 and 1 for distill\.weight, got 2\.0\. Leave"),
+        ("augment.flip=1.1", r"expected a number between 0 and 1 for augment\.flip, got 1\.1\. Leave"),
+        ("ema.decay=1", r"expected a number of at least 0 and below 1 for ema\.decay, got 1\.0\. Leave"),
+        ("regularize.label_smoothing=1", r"of at least 0 and below 1 for regularize\.label_smoothing, got 1\.0"),
+        ("regularize.drop_path=-0.1", r"of at least 0 and below 1 for regularize\.drop_path, got -0\.1"),
+        (
+            "schedule.warmup_epochs=10.5",
+            r"warmup_epochs \(10\.5\) must not exceed epochs \(10\)\. Lower it",
+        ),
+    ],
+)
+def test_impossible_number_is_refused(change, words, tmp_path):
+    with pytest.raises(RecipeError, match=words) as from_change:
+        load_recipe(None, [change])
+    assert "\n" not in str(from_change.value)
+    key, _, value = change.partition("=")
+    for name in reversed(key.split(".")):
+        value = f"{{{name}: {value}}}"
+    (tmp_path / "a.yaml").write_text(value)
+    with pytest.raises(RecipeError, match=words):
+        load_recipe(tmp_path / "a.yaml")
+
+
+def test_impossible_number_is_refused_in_python(tmp_path):
+    with pytest.raises(RecipeError, match=r"expected finite numbers for optimizer\.lr, got nan"):
+        saccade.train(model="svit_nano", data="scenes", out=tmp_path / "run", lr=float("nan"))
+    with pytest.raises(RecipeError, match=r"expected finite numbers for optimizer\.lr, got inf"):
+        Recipe(optimizer=Optimizer(lr=float("inf")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_at_the_ends_of_their_ranges_are_accepted():
+    load_recipe(None, ["epochs=1", "schedule.warmup_epochs=1", "optimizer.lr=0", "augment.flip=1", "augment.erase=0",
+                       "regularize.drop_path=0.999", "ema.decay=0.99999", "data.workers=0"])  # fmt: skip
+
+
+def test_every_number_of_a_recipe_has_one_range():
+    """Except for values in mask files, which are any integers."""
+    ranged = [key for *_, keys in RANGES for key in keys.split()]
+    rows = (Path(__file__).parents[2] / "docs/recipe_keys.md").read_text().splitlines()
+    numeric = {row.split("`")[1] for row in rows if re.match(r"\| `[\w.]+` \| `[^`]*\b(int|float)\b", row)}
+    assert len(numeric) > 40
+    assert sorted(ranged) == sorted(numeric - {"data.ignore_index", "data.mask_values"})
 
 
 def test_change_without_a_value_removes_a_text():

@@ -35,11 +35,30 @@ def test_list_has_every_claim_and_its_runs(tmp_path, capsys):
         (["svit-cpe", "--data", "scenes", "--seeds", "0"], "expected --seeds of at least 1, got 0"),
         (["svit-cpe", "--data", "scenes", "--budget", "0"], "expected --budget above 0 minutes"),
         (["svit-cpe", "--data", "scenes", "--limit", "5"], "--limit is for released weights"),
+        (["svit-cpe", "--data", "scenes", "--batch", "0"], "--batch is for released weights"),
+        (["paca-clusters", "--data", "nowhere"], "no data at nowhere. Give --data the folder of ImageNet."),
+        (["paca-clusters", "--data", "scenes", "--limit", "0"], "expected --limit of at least 1, got 0"),
         (["--list", "--data", "scenes"], "--data is for runs, not for --list"),
     ],
 )
 def test_wrong_usage_is_one_line(flags, message, tmp_path, capsys):
     assert main(["reproduce", *flags, "--out", str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("foo=1", "unknown key foo. Known keys: task"),
+        ("foo", "--set 'foo': expected key=value"),
+        ("optimizer.lr=.nan", "expected finite numbers for optimizer.lr, got nan."),
+    ],
+)
+def test_invalid_change_starts_no_run(change, message, tmp_path, capsys):
+    assert main(["reproduce", "svit-cpe", "--data", "scenes", "--set", change, "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

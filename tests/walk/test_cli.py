@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -104,6 +105,61 @@ def test_exit_code_is_2_for_wrong_usage_and_1_for_failure(capsys):
     assert "no model matches" in err
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("models svit_nano --size 0", "expected --size of at least 1, got 0."),
+        ("models svit_nano --max-params nan", "expected --max-params of at least 0, got nan."),
+        ("models svit_nano --set stems=1", "argument 'stems'. Correct or remove it in --set."),
+        ("bench svit_nano --sizes 32 --set stems=1", "argument 'stems'. Correct or remove it in --set."),
+        ("bench svit_nano --device fast", "expected cpu, cuda or cuda:N for --device, got fast."),
+        ("convert notes.txt notes.txt/a.safetensors", "notes.txt is damaged or incomplete"),
+    ],
+)
+def test_wrong_usage_is_one_line(capsys, tmp_path, monkeypatch, command, message):
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("hello")
+    code, out, err = run(capsys, *command.split())
+    assert (code, out) == (1, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train --model svit_nano --data scenes",
+        "eval svit_nano --data scenes",
+        "predict svit_nano cat.png",
+        "explain cat --model svit_nano",
+        "bench svit_nano",
+        "reproduce svit-cpe --data scenes",
+        "demo",
+    ],
+)
+def test_out_below_a_file_is_refused_before_the_work(capsys, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    Path("notes").write_text("hello")
+    code, out, err = run(capsys, *command.split(), "--out", "notes/a")
+    assert (code, out) == (1, "")
+    assert "expected a folder for --out notes/a, got the file " in err
+    assert err.endswith("notes. Choose another --out.\n")
+    assert err.count("\n") == 1
+    if os.geteuid():  # root may write everywhere
+        Path("locked").mkdir(mode=0o500)
+        assert (
+            "expected a folder to write to for --out locked/a" in run(capsys, *command.split(), "--out", "locked/a")[2]
+        )
+
+
+def test_error_of_the_file_system_names_the_file(capsys, tmp_path):
+    (tmp_path / "notes").write_text("hello")
+    code, _, err = run(capsys, "models", "svit_nano", "--plot", str(tmp_path / "notes/a.png"))
+    assert code == 1
+    assert "[Errno" not in err
+    assert err.endswith("Check the path, its permissions and the free space.\n")
+
+
 def test_version_is_printed(capsys):
     code, out, _ = run(capsys, "--version")
     assert code == 0
@@ -204,13 +260,16 @@ def test_bench_writes_rows_with_machine_and_conditions(capsys, tmp_path):
     assert not saved.with_suffix(".png").exists()  # no published accuracy at 64 px
 
 
-def test_bench_prints_measurements_before_it_writes_files(capsys, tmp_path):
-    (tmp_path / "file").touch()  # where the folder should be
+def test_bench_prints_measurements_before_it_writes_files(capsys, tmp_path, monkeypatch):
+    def full_disk(*_):
+        raise OSError(28, "No space left on device", "file")
+
+    monkeypatch.setattr("saccade.cli.bench.write_results", full_disk)
     command = "bench svit_nano --sizes 32 --batch 1 --rounds 1 --seconds 0 --device cpu"
-    code, out, err = run(capsys, *command.split(), "--out", str(tmp_path / "file"))
+    code, out, err = run(capsys, *command.split(), "--out", str(tmp_path / "out"))
     assert code == 1
     assert "svit_nano" in out
-    assert "file" in err
+    assert "saccade bench: file: No space left on device. Check the path, its permissions" in err
 
 
 def test_bench_scaling_plots_cost_against_image_size(capsys, tmp_path):

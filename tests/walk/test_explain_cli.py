@@ -58,6 +58,7 @@ def test_explain_json_prints_only_json(capsys, tmp_path):
         (["cat", "--model", "svit_nano", "--target", "unicorn"], 1, "of a class of this model, got 'unicorn'"),
         (["cat", "--model", "svit_nano", "--max-tokens", "0"], 1, "expected --max-tokens of at least 1, got 0."),
         (["cat", "--model", "svit_nano", "--most", "3"], 2, "--most was renamed to --max-tokens."),
+        (["cat", "--model", "svit_nano", "--set", "stems=1"], 1, "argument 'stems'. Correct or remove it in --set."),
         (["--score", "gone", "--model", "svit_nano"], 1, "no data at gone: expected"),
         (["cat", "--model", "svit_nano", "--importance", "magic"], 2, "invalid choice"),
     ],

@@ -117,6 +117,7 @@ def test_detector_by_name_is_refused_as_pt2(capsys, tmp_path):
         (["--out", "model.onnx", "--format", "pt2"], "expected --out to end in"),
         (["--out", "model.onnx", "--dynamic", "depth"], "got depth"),
         (["--out", "model.onnx", "--size", "64"], "--size fixes height and width"),
+        (["--out", "model.onnx", "--dynamic", "none", "--size", "0"], "expected --size of at least 1, got 0."),
         (["--out", "model.onnx", "--device", "cuda"], "export runs on the CPU"),
         (["--out", "model.onnx", "--set", "num_classes=3"], "--set builds a model by name"),
     ],

@@ -16,6 +16,8 @@ pytest.importorskip("gradio", reason="the page needs the web extra: pip install 
         (["--port", "99999"], 1, "saccade serve: expected --port from 1 to 65535, got 99999."),
         (["--port", "0"], 1, "expected --port from 1 to 65535, got 0."),
         (["--max-mb", "0"], 1, "expected --max-mb greater than 0, got 0.0."),
+        (["--max-mb", "nan"], 1, "expected --max-mb greater than 0, got nan."),
+        (["--port", "first"], 2, "argument --port: invalid int value: 'first'"),
         (["--model", "resnet50"], 1, "unknown model 'resnet50'"),
         (["--checkpoint", "gone"], 1, "no such checkpoint: gone"),
         (["--set", "a=1"], 2, "unrecognized arguments: --set a=1"),

@@ -42,22 +42,27 @@ def test_train_json_prints_only_json(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "message"),
     [
-        (["--model", "svit_nono", "--data", "scenes"], "Did you mean 'svit_nano'"),
-        (["--model", "svit_nano"], "no data: give --data PATH"),
-        (["--data", "scenes"], "nothing to train"),
-        (["svit_nano_cifar", "--data", "scenes"], "Did you mean svit_nano_cifar10?"),
-        (["svit_nano_scenes", "--set", "optimizer.learnrate=1"], "unknown key optimizer.learnrate"),
-        (["svit_nano_scenes", "--data", "nowhere/at/all"], "no data at nowhere/at/all"),
-        (["svit_nano_scenes", "--set", "model.kwargs.stem=wide"], "stem must be one of conv, patch"),
-        (["svit_nano_scenes", "--set", "model.checkpoint=missing.pth"], "no such checkpoint"),
-        (["svit_nano_scenes", "--set", "model.kwargs={wrong: 1}"], "wrong"),
+        (["--model", "svit_nono", "--data", "scenes"], 1, "Did you mean 'svit_nano'"),
+        (["--model", "svit_nano"], 1, "no data: give --data PATH"),
+        (["--data", "scenes"], 2, "nothing to train"),
+        (["svit_nano_cifar", "--data", "scenes"], 2, "Did you mean svit_nano_cifar10?"),
+        (["svit_nano_scenes", "--set", "optimizer.learnrate=1"], 2, "unknown key optimizer.learnrate"),
+        (["svit_nano_scenes", "--data", "nowhere/at/all"], 1, "no data at nowhere/at/all"),
+        (["svit_nano_scenes", "--set", "model.kwargs.stem=wide"], 1, "stem must be one of conv, patch"),
+        (["svit_nano_scenes", "--set", "model.checkpoint=missing.pth"], 2, "no such checkpoint"),
+        (["svit_nano_scenes", "--set", "model.kwargs={wrong: 1}"], 2, "wrong"),
+        (["svit_nano_scenes", "--set", "optimizer.lr=.nan"], 2, "expected finite numbers for optimizer.lr, got nan."),
+        (["svit_nano_scenes", "--set", "augment.auto_augment=strong"], 1, "expected 'trivial', 'rand-m9-n2' or '' as"),
+        (["svit_nano_scenes", "--set", "augment.auto_augment=a", "--set", "data.cache=false"], 1, "a policy of timm"),
+        (["svit_nano_scenes", "--lr", "nan"], 2, "expected finite numbers for optimizer.lr, got nan."),
+        (["svit_nano_scenes", "--batch", "0"], 2, "expected a number of at least 1 for batch_size, got 0."),
     ],
 )
-def test_train_errors_are_one_line(arguments, message, tmp_path, capsys):
+def test_train_errors_are_one_line(arguments, code, message, tmp_path, capsys):
     quick = ["--set", "data.image_size=32", "--set", "data.workers=0", "--out", str(tmp_path / "run")]
-    assert main(["train", *arguments, *quick]) == 1
+    assert main(["train", *arguments, *quick]) == code
     err = capsys.readouterr().err
     assert message in err
     assert err.startswith("saccade train: ")
@@ -82,6 +87,37 @@ def test_eval_rejects_options_of_other_tasks(run, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["eval", str(run)])
     assert stop.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "message"),
+    [
+        ("eval", "--size 0", "expected --size of at least 1, got 0."),
+        ("eval", "--batch 0", "expected --batch of at least 1, got 0."),
+        ("eval", "--crop-pct nan", "expected --crop-pct of at least 0.01, got nan."),
+        ("eval", "--workers -1", "expected --workers of at least 0, got -1."),
+        ("eval", "--views 0 1", "expected --views of at least 1, got 0."),
+        ("eval", "--limit -4", "expected --limit of at least 1, got -4."),
+        ("eval", "--set scenes=many", "expected an integer of at least 1 for the data option scenes, got 'many'."),
+        ("eval", "--set scenes=0", "expected an integer of at least 1 for the data option scenes, got 0."),
+        ("predict", "--size 0", "expected --size of at least 1, got 0."),
+        ("predict", "--top -1", "expected --top of at least 1, got -1."),
+        ("predict", "--threshold nan", "expected --threshold of at least 0, got nan."),
+        ("predict", "--views 0 1", "expected --views of at least 1, got 0."),
+    ],
+)
+def test_impossible_numbers_are_refused(run, capsys, command, flags, message):
+    words = {"eval": ["--data", "scenes"], "predict": ["cat.png"]}[command]
+    assert main([command, str(run), *words, *flags.split()]) == 1
+    assert capsys.readouterr().err == f"saccade {command}: {message}\n"
+
+
+@pytest.mark.parametrize("command", [["eval", "--data", "scenes"], ["predict", "x.png"]])
+def test_recipe_instead_of_weights_is_refused(capsys, command):
+    name, *words = command
+    assert main([name, "recipe.yaml", *words]) == 1
+    expected = "expected weights or a run folder, got the recipe recipe.yaml. Train it: saccade train recipe.yaml"
+    assert capsys.readouterr().err == f"saccade {name}: {expected}\n"
 
 
 def test_eval_flip_averages_with_the_flipped_image(run, capsys):

@@ -147,3 +147,6 @@ def check_data_options(options: dict[str, Any], supported: list[str]) -> None:
             close = get_close_matches(key, supported, 1)
             hint = f" Did you mean {close[0]}?" if close else ""
             raise DataError(f"unknown data option {key}.{hint} Known options: {', '.join(sorted(supported))}.")
+    for key in options.keys() & {"scenes", "motions", "frames", "stride"}:
+        if not isinstance(options[key], int) or options[key] < 1:
+            raise DataError(f"expected an integer of at least 1 for the data option {key}, got {options[key]!r}.")

@@ -50,7 +50,10 @@ def train_transform(
     elif auto_augment:
         hparams = {"translate_const": int(size * 0.45), "img_mean": tuple(min(255, round(255 * x)) for x in mean)}
         create = rand_augment_transform if auto_augment.startswith("rand") else auto_augment_transform
-        steps.append(create(auto_augment, hparams))
+        try:
+            steps.append(create(auto_augment, hparams))
+        except AssertionError as error:
+            raise ValueError(f"expected trivial or a policy of timm as auto_augment, got {auto_augment!r}.") from error
     elif jitter:
         steps.append(tv.ColorJitter(jitter, jitter, jitter))
     return tv.Compose([*steps, tv.PILToTensor()])
