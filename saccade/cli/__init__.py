@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"saccade {args.command}: stopped", file=sys.stderr)
         return 1
     except (ValueError, OSError, RuntimeError, ImportError, TypeError) as error:
-        unknown_option = "unexpected keyword argument" in str(error)  # of a model: --set
+        unknown_option = "unexpected keyword argument" in str(error) and getattr(args, "set", None)  # of a model
         if os.environ.get("SACCADE_DEBUG") or (isinstance(error, TypeError) and not unknown_option):
             raise
         message = " ".join(str(error).split()) or type(error).__name__

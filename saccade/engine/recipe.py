@@ -251,8 +251,6 @@ class Recipe:
 
     def __post_init__(self):
         _check_ranges(self)
-        warmup, epochs = self.schedule.warmup_epochs, self.epochs
-        _check(warmup <= epochs, f"schedule.warmup_epochs ({warmup:g}) must not exceed epochs ({epochs}). Lower it")
         strategy = self.trainer.strategy
         if strategy == "fsdp2":
             _check(self.trainer.devices != "auto", "trainer.strategy=fsdp2 needs a number in trainer.devices, got auto")

@@ -97,10 +97,6 @@ def test_wrong_setting_names_right_one(change, words):
         ("ema.decay=1", r"expected a number of at least 0 and below 1 for ema\.decay, got 1\.0\. Leave"),
         ("regularize.label_smoothing=1", r"of at least 0 and below 1 for regularize\.label_smoothing, got 1\.0"),
         ("regularize.drop_path=-0.1", r"of at least 0 and below 1 for regularize\.drop_path, got -0\.1"),
-        (
-            "schedule.warmup_epochs=10.5",
-            r"warmup_epochs \(10\.5\) must not exceed epochs \(10\)\. Lower it",
-        ),
     ],
 )
 def test_impossible_number_is_refused(change, words, tmp_path):
@@ -124,7 +120,7 @@ def test_impossible_number_is_refused_in_python(tmp_path):
 
 
 def test_numbers_at_the_ends_of_their_ranges_are_accepted():
-    load_recipe(None, ["epochs=1", "schedule.warmup_epochs=1", "optimizer.lr=0", "augment.flip=1", "augment.erase=0",
+    load_recipe(None, ["epochs=1", "schedule.warmup_epochs=5", "optimizer.lr=0", "augment.flip=1", "augment.erase=0",
                        "regularize.drop_path=0.999", "ema.decay=0.99999", "data.workers=0"])  # fmt: skip
 
 

@@ -130,7 +130,6 @@ def with_limits(arguments: list[str]) -> list[str]:
     extra = [word for flag, value in limits.items() if flag not in arguments for word in (flag, value)]
     if arguments[0] == "train" and limits:
         extra += ["--set", "trainer.compile=false", "--set", "trainer.max_minutes=0.05"]
-        extra += ["--set", "schedule.warmup_epochs=0"]  # recipes have more than the one epoch
     return [*arguments, *extra]
 
 
