@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from saccade.engine.recipe import load_recipe
 from saccade.reproduce.claim import Arm, Claim, ClaimError
 
 EMBEDDED = "scenes"
@@ -61,6 +62,8 @@ def plan_runs(
     """
     runs: dict[str, PlannedRun] = {}
     for claim in claims:
+        if changes:
+            load_recipe(claim.recipe, changes)  # an invalid change fails here, not in every run
         for seed in range(seeds):
             for label in claim.arms:
                 run = run_of(claim, label, seed, changes, data)
