@@ -1,5 +1,6 @@
 """Train a recipe, or a model by name, into a folder: weights, checkpoints, metrics and a report."""
 
+import atexit
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.layer_sync import LayerSync
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -188,11 +190,23 @@ def fit(session: Session, progress: bool = False) -> str:
         callbacks = [session.log, session.checkpointer] + ([ProgressBar()] if progress else [])
         options = trainer_options(session.module.recipe, session.device)
         trainer = Trainer(**options, callbacks=callbacks, enable_progress_bar=progress)
+        if trainer.world_size > 1:
+            atexit.register(close_process_group)
         try:
             trainer.fit(session.module, ckpt_path=session.checkpoint, weights_only=True)
         except StoppedBySignal as signal:
             return str(signal)
     return ""
+
+
+def close_process_group() -> None:
+    """Close the process group, if it is open.
+
+    Lightning does so for NCCL only. A process that ends with an open gloo group is now and then aborted by the group's
+    threads, and torchrun then ends process 0, which is still evaluating.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @torch.inference_mode()

@@ -60,6 +60,15 @@ def test_killed_and_resumed_processes_match_one_process(strategy, tmp_path):
         assert change > 1e-3, "the weights must have changed"
 
 
+@pytest.mark.slow
+def test_processes_close_their_group_before_they_end(tmp_path):
+    words = [*arguments("epochs=1", "data.scenes=40"), "--out", str(tmp_path / "run"), "--quiet"]
+    done = torchrun("tests.engine.group_run", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("group open: False") == 2, done.stderr
+    assert (tmp_path / "run/result.json").is_file()
+
+
 def test_torchrun_sets_the_number_of_processes(monkeypatch):
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}.items():
         monkeypatch.setenv(name, value)
