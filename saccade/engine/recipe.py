@@ -35,7 +35,7 @@ IN_WORDS = {
     NoneType: ("null",),
 }
 
-RANGES = (  # lowest and highest value, in words, and the keys; every number in them is finite
+RANGES = (  # lowest value, highest value, both in words, keys; all numbers must also be finite
     (1, math.inf, "a number of at least 1", """epochs batch_size data.limit data.image_size data.val_size data.scenes
      data.motions data.frames data.stride data.views data.base_size data.max_detections optimizer.reference_batch
      augment.repeats trainer.devices trainer.num_nodes trainer.accumulate trainer.val_every trainer.early_stop

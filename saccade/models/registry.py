@@ -32,7 +32,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def leaf(module: type[Model]) -> type[Model]:
-    """Make a class of layers a leaf for torch.fx, with its type, which timm's decorator loses."""
+    """Register a module class as a leaf for torch.fx; unlike timm's decorator, it preserves the type."""
     register_notrace_module(module)
     return module
 

@@ -194,11 +194,11 @@ if HAS_TRITON:
         last = tl.minimum(first + rows, height)
         for left_edge in range(0, width, 4 * SPANS):
             column = left_edge + span
-            # Gradients of the rows above and at the input row, which met their last and middle taps. Separate zeros:
-            # Triton 3.6 takes a gradient above that follows one at the row of the same initial value for a constant.
-            met = zero, zero, zero, zero
+            # Gradients of the rows above and at the input row. Separate zeros: Triton 3.6 compiles a loop variable that
+            # takes the value of another one with the same initial value as a constant.
+            previous = zero, zero, zero, zero
             for _ in tl.static_range(4):
-                met += (tl.zeros((SPANS, CHANNELS), tl.float32),)
+                previous += (tl.zeros((SPANS, CHANNELS), tl.float32),)
             for row in range(first - 1, last + 1):
                 row_block = row + tl.zeros_like(column)
                 offset = (row_block * width + column) * channels + channel
@@ -206,7 +206,7 @@ if HAS_TRITON:
                 x = _load_six(x_ptr, offset, column, width, channels, valid, PRE, EXACT)
                 offset += width * channels
                 valid = ok & (row_block + 1 < last)
-                g = met + _load_columns(g_ptr, offset, column, width, channels, valid, 4, False, EXACT)
+                g = previous + _load_columns(g_ptr, offset, column, width, channels, valid, 4, False, EXACT)
                 added = ()
                 for k in tl.static_range(9):
                     total = sums[k]
@@ -215,7 +215,7 @@ if HAS_TRITON:
                     added += (total,)
                 sums = added
                 bias += (g[4] + g[5]) + (g[6] + g[7])
-                met = g[4:]
+                previous = g[4:]
         out = partial_ptr + tl.program_id(0).to(tl.int64) * 10 * channels
         for k in tl.static_range(9):
             tl.store(out + channel * 9 + k, tl.sum(sums[k], 0)[None, :], mask=in_range)

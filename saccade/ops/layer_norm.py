@@ -57,7 +57,7 @@ if HAS_TRITON:
     @triton.jit
     @no_type_check
     def _normed_rows(x, mask, DIM: tl.constexpr, EPS: tl.constexpr):
-        """Rows (R, C) minus their mean, over their standard deviation (zeros outside the mask); one over the latter."""
+        """Normalised rows (R, C), zeros outside the mask, and their inverse standard deviations (R, 1)."""
         x = tl.where(mask, x - tl.sum(x, 1)[:, None] / DIM, 0.0)
         scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + EPS)[:, None]
         return x * scale, scale
@@ -67,7 +67,7 @@ if HAS_TRITON:
         x_ptr, added_ptr, weight_ptr, bias_ptr, total_ptr, y_ptr, rows,
         DIM: tl.constexpr, EPS: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
-        """y = norm(x + added), added nothing, a "row" (C) or "rows" (N, C); the last also gives total = x + added."""
+        """y = norm(x + added). ADD "": nothing added; "row": (C); "rows": (N, C), and total = x + added is stored."""
         row, channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHANNELS)[None, :]
         offset, mask = row.to(tl.int64)[:, None] * DIM + channel, (row < rows)[:, None] & (channel < DIM)
         x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
@@ -127,7 +127,7 @@ def _backward_kernel(dim: int, eps: float) -> Kernel:
 
 
 # Inputs of these are contiguous, or channels-last features (B, C, H, W): rows of channels in either case. Backward
-# computes mean and deviation of a row again.
+# recomputes the mean and standard deviation of every row.
 
 
 def _normalize(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
