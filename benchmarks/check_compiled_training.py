@@ -24,7 +24,7 @@ from saccade.inference.compile import compile_options
 SETS = {
     "none": (),
     "all": tuple(ops.REGISTRY),
-    "norms": ("layer_norm", "prenorm", "add", "add_prenorm", "channel_norm", "bias_norm", "norm_act"),
+    "norms": ("layer_norm", "add", "add_norm", "norm_act"),
     "depthwise": ("depthwise_conv", "depthwise_gelu", "conv_mlp"),
     "super_tokens": ("super_token_group", "super_token_spread"),
     "attention": ("self_attention", "cross_attention", "pixel_pooling_attention", "token_attention"),

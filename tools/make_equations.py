@@ -29,8 +29,8 @@ PAPERS = {  # prefix of citations: title, page
 # Equation: the function that computes it, and what it computes. Other lines may cite it too.
 EQUATIONS = {
     "PaCa Eq. 1": ("ops/attention.py: cross_attention_reference", "pixels attend to the clusters"),
-    "PaCa Eq. 2": ("ops/pixel_pooling.py: pool_pixels", "clusters: pixels pooled with the assignment"),
-    "PaCa Eq. 3": ("ops/pixel_pooling.py: pixel_softmax_reference", "assignment: softmax of the scores over pixels"),
+    "PaCa Eq. 2": ("tokens/clusters.py: ClusterTokenizer.forward", "clusters: pixels pooled with the assignment"),
+    "PaCa Eq. 3": ("tokens/clusters.py: ClusterTokenizer.forward", "assignment: softmax of the scores over pixels"),
     "PaCa Eq. 4": ("tokens/clusters.py: ConvClustering.forward", "hidden features of the clustering by convolutions"),
     "PaCa Eq. 5": ("tokens/clusters.py: ConvClustering.forward", "scores of the clustering by convolutions"),
     "PaCa Eq. 6": ("tokens/clusters.py: MlpClustering.forward", "scores of the clustering by an MLP"),

@@ -109,8 +109,9 @@ class PaCaBlock(nn.Module):
         """
         update, link = self.attend(self.norm1(features), link)
         update = self.drop_path1(self.scale1(self.post_norm1(update)))
-        features, update = ops.add_prenorm(features, update, self.norm2, self.mlp)  # x + update, mlp(norm2(x + update))
-        return ops.add(features, self.drop_path2(self.scale2(self.post_norm2(update)))), link
+        features, normed = ops.add_norm(features, update, self.norm2)  # x + update, norm2(x + update)
+        update = self.drop_path2(self.scale2(self.post_norm2(self.mlp(normed))))
+        return ops.add(features, update), link
 
     def attend(self, normed: Tensor, link: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """normed features (B, C, H, W), link (B, M, N) -> the update of every pixel (B, C, H, W), link."""

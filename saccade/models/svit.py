@@ -135,7 +135,7 @@ class SViTBlock(nn.Module):
         bias = None if self.bias is None else self.bias(features)
         update = self.attn(self.norm1(features), bias)
         features = features + self.drop_path1(self.scale1(update))  # SViT Eq. 2: STA(LN(x)) + x
-        update = ops.prenorm(self.norm2, self.mlp, features)
+        update = self.mlp(ops.norm_act(features, self.norm2))
         return features + self.drop_path2(self.scale2(update))  # SViT Eq. 3: ConvFFN(BN(x)) + x
 
 

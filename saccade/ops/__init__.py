@@ -17,17 +17,15 @@ from saccade.ops.attention import self_attention
 from saccade.ops.batch_norm import norm_act
 from saccade.ops.conv import conv_act_norm, conv_norm, conv_norm_act, first_conv
 from saccade.ops.depthwise import depthwise_conv, depthwise_gelu
-from saccade.ops.layer_norm import add, add_prenorm, channel_norm, prenorm
+from saccade.ops.layer_norm import add, add_norm
 from saccade.ops.linear import grouped_linear, linear_gelu
-from saccade.ops.pixel_pooling import pixel_softmax, pool_pixels
 from saccade.ops.pooling import conv_norm_relu_pool, conv_pool_relu
 from saccade.ops.roi_sampling import clamp_gradient, place_points, sample, sample_and_mix
 
 __all__ = [
     "REGISTRY",
     "add",
-    "add_prenorm",
-    "channel_norm",
+    "add_norm",
     "clamp_gradient",
     "conv_act_norm",
     "conv_norm",
@@ -45,11 +43,8 @@ __all__ = [
     "linear_gelu",
     "model_pass",
     "norm_act",
-    "pixel_softmax",
     "place_points",
     "plain_layer",
-    "pool_pixels",
-    "prenorm",
     "record_implementations",
     "sample",
     "sample_and_mix",

@@ -347,8 +347,8 @@ def is_exporting() -> bool:
 
 
 def eager_autocast() -> tuple[str, torch.dtype] | None:
-    """Device type and half-precision dtype of autocast in eager inference on a GPU, outside CUDA graph capture."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing() or not _switch["on"]:
+    """Device type and half-precision dtype of autocast in an eager pass on a GPU, outside CUDA graph capture."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or not _switch["on"]:
         return None
     kind = _switch["devices"][-1]
     if not torch.is_autocast_enabled(kind) or (kind == "cuda" and torch.cuda.is_current_stream_capturing()):

@@ -3,22 +3,24 @@
 Casts: under autocast PyTorch casts every weight and bias by itself, at every call: 200 of the 431 launches of an eager
 pass of PaCa-S, which is limited by launches. At the start of a pass (see `_model_pass`) all of them are cast
 together (launches per eager pass on an H200: PaCa-S 431 -> 239, SViT-S 445 -> 286, SparseFormer-T 276 -> 183, VT-R50
-260 -> 202). Under torch.compile, in inference and training, it is one operator in the graph, whose backward casts the
-gradients together; Inductor would launch a kernel per weight and one per gradient. Every pass casts again, so no change
-of the weights is missed. In eager training it does not pay: passing 170 tensors through an autograd function costs as
-much CPU time as the casts.
+260 -> 202). In eager training only autograd functions that return the gradients of the uncast weights read the casts:
+passing 170 tensors through a function of its own costs as much CPU time as casting them one by one. Under
+torch.compile, in inference and training, it is one operator in the graph, whose backward casts the gradients together;
+Inductor would launch a kernel per weight and one per gradient. Every pass casts again, so no change of the weights is
+missed.
 
 Layouts: `cached_layout` caches what kernels derive from weights that `freeze_weights` has marked.
 """
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _unflatten_dense_tensors
 from torch.library import custom_op
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -37,19 +39,32 @@ class _Pass(threading.local):
 
 
 class _Plan:
-    """The weights of a model that are cast, and the memory of their casts."""
+    """The weights of a model that are cast, and in inference the memory of their casts."""
 
-    def __init__(self, model: nn.Module, kind: str, dtype: torch.dtype):
-        self.dtype = dtype
-        self.weights = [weight for weight in _cast_weights_of(model, kind) if weight.dtype == torch.float32]
+    def __init__(self, model: nn.Module, kind: str, dtype: torch.dtype, trains: bool):
+        self.dtype, self.trains = dtype, trains
+        weights = [weight for weight in _cast_weights_of(model, kind, trains) if weight.dtype == torch.float32]
+        self.weights = sorted(weights, key=lambda weight: weight.numel() % 8 > 0)  # keeps views of one tensor aligned
         self.sources = list(map(_dtype_and_device, self.weights))
         with torch.inference_mode(False), torch.no_grad():  # passes in and outside of inference mode write into them
-            self.copies = [torch.empty_like(weight, dtype=dtype) for weight in self.weights]
-        self.casts: dict[Tensor | None, Tensor] = dict(zip(self.weights, self.copies, strict=True))
+            self.copies = [] if trains else [torch.empty_like(weight, dtype=dtype) for weight in self.weights]
 
-    def is_valid(self, dtype: torch.dtype) -> bool:
+    def is_valid(self, dtype: torch.dtype, trains: bool) -> bool:
         """Whether the weights still have their dtypes and devices. A weight that was replaced is merely not found."""
-        return self.dtype == dtype and list(map(_dtype_and_device, self.weights)) == self.sources
+        same = self.dtype == dtype and self.trains == trains
+        return same and list(map(_dtype_and_device, self.weights)) == self.sources
+
+    def cast(self) -> dict[Tensor | None, Tensor]:
+        """Every weight's cast. In training they are new tensors, which backward may need after the next pass."""
+        if not self.weights:
+            return {}
+        copies: Sequence[Tensor] = self.copies
+        with torch.no_grad():
+            if self.trains:
+                memory = self.weights[0].new_empty(sum(map(Tensor.numel, self.weights)), dtype=self.dtype)
+                copies = _unflatten_dense_tensors(memory, self.weights)
+            torch._foreach_copy_(copies, self.weights)
+        return dict(zip(self.weights, copies, strict=True))
 
 
 _pass = _Pass()
@@ -69,6 +84,12 @@ def cast_weights(weight: Tensor | None, bias: Tensor | None) -> Any:
     return (casts.get(weight, weight), casts.get(bias, bias)) if len(casts) > 0 else (weight, bias)
 
 
+def cast_to(dtype: torch.dtype, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Any]:
+    """A layer's weight and bias in this dtype, for autograd functions, which differentiate the casts themselves."""
+    weight, bias = cast_weights(weight, bias)  # inside such a function gradients are disabled
+    return dispatch.cast(weight, dtype), None if bias is None else dispatch.cast(bias, dtype)
+
+
 def has_casts() -> bool:
     """Whether the weights of a model have been cast for the current forward pass."""
     return len(_current_casts()) > 0  # bool() of a dict breaks graphs of torch 2.11
@@ -82,21 +103,17 @@ def _current_casts() -> dict[Tensor | None, Tensor]:
 
 def begin_pass(model: nn.Module) -> bool:
     """Cast the weights of a model for an eager pass; whether there is anything to end."""
-    if dispatch.is_training():
-        _plans.pop(model, None)  # free its memory
-        return False
-    autocast = dispatch.eager_autocast()
+    autocast, trains = dispatch.eager_autocast(), dispatch.is_training()
     if autocast is None:
         return False
-    first = next(_cast_weights_of(model, autocast[0]), None)
+    kind, dtype = autocast
+    first = next(_cast_weights_of(model, kind, trains), None)
     if first is None or first in _pass.casts:  # part of a model that has cast it
         return False
     plan = _plans.get(model)
-    if plan is None or not plan.is_valid(autocast[1]):
-        plan = _plans[model] = _Plan(model, *autocast)
-    if plan.weights:
-        torch._foreach_copy_(plan.copies, plan.weights)
-    _pass.casts = plan.casts
+    if plan is None or not plan.is_valid(dtype, trains):
+        plan = _plans[model] = _Plan(model, kind, dtype, trains)
+    _pass.casts = plan.cast()
     return True
 
 
@@ -158,14 +175,17 @@ def _traced_weights_of(model: nn.Module, kind: str) -> list[Tensor]:
     return weights
 
 
-def _cast_weights_of(model: nn.Module, kind: str) -> Iterator[Tensor]:
-    """Weights and biases that layers read through `cast_weight`, each once: plain parameters on this kind of device."""
+def _cast_weights_of(model: nn.Module, kind: str, trains: bool) -> Iterator[Tensor]:
+    """Weights and biases that layers, or in training their autograd functions, read through this file, each once."""
     yielded = set()
     for module in model.modules():
-        grouped = isinstance(module, nn.Conv2d) and module.groups > 1  # their kernels read float32 weights
-        if grouped or not (isinstance(module, nn.Linear | nn.Conv2d) or getattr(module, "cast_weights", False)):
-            continue
-        for weight in module.parameters(recurse=False):
+        if trains:
+            reads = isinstance(module, nn.Linear)
+        elif isinstance(module, nn.Conv2d):
+            reads = module.groups == 1  # kernels of grouped ones read float32 weights
+        else:
+            reads = isinstance(module, nn.Linear) or getattr(module, "cast_weights", False)
+        for weight in module.parameters(recurse=False) if reads else ():
             if weight not in yielded and type(weight) is nn.Parameter and weight.device.type == kind:
                 yielded.add(weight)
                 yield weight

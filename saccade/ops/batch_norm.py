@@ -9,7 +9,7 @@ For eager training, since Inductor fuses these steps itself. Running statistics 
 is an autograd.Function of its own and no torch.library operator.
 """
 
-from typing import Any, NamedTuple, no_type_check
+from typing import Any, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -214,51 +214,24 @@ def _gradient_kernels(channels: int, relu: bool, shortcut: bool, gelu: bool) -> 
     return sums, Kernel(_gradient_kernel, SHORTCUT=shortcut and relu, **flags, **tile)
 
 
-class TrainableBatchNorm(NamedTuple):
-    """A BatchNorm layer in training as steps of a larger autograd.Function: see `trainable_batch_norm`.
-
-    All take channels-last features (B, C, H, W) or rows (N, C).
-    """
-
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches: Tensor
-    momentum: float
-    eps: float
-
-    def forward(
-        self, x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None = None, relu: bool = False,
-        gelu: bool = False,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """relu(norm(gelu(x)) + shortcut), and the statistics (2, C) to save for backward."""
-        channels, statistics = x.shape[1], torch.empty(2, x.shape[1], dtype=torch.float32, device=x.device)
-        rows = x.numel() // channels
-        sums, conclude = _statistics_kernels(channels, self.momentum, self.eps, gelu)
-        grid = rows_of.sum_grid(sums, rows, channels)
-        units, step = rows_of.units_and_step(sums, grid, channels)
-        partial = torch.empty(grid[0], 2, channels, dtype=torch.float32, device=x.device)
-        sums(grid, x, partial, rows, units, step)
-        running = self.running_mean, self.running_var, self.num_batches
-        narrow = cdiv(channels, conclude.constants["CHANNELS"])
-        conclude((narrow,), partial, x, statistics, *running, rows, units, grid[0])
-        return self.recompute(x, weight, bias, statistics, shortcut, relu, gelu), statistics
-
-    def recompute(
-        self, x: Tensor, weight: Tensor, bias: Tensor, saved: Tensor, shortcut: Tensor | None = None,
-        relu: bool = False, gelu: bool = False,
-    ) -> Tensor:  # fmt: skip
-        """The output again, from the statistics of its batch."""
-        channels, y = x.shape[1], torch.empty_like(x)
-        rows, kernel = x.numel() // channels, _normalize(channels, relu, shortcut is not None, gelu)
-        grid, units = rows_of.row_grid(kernel, rows, channels), channels // kernel.constants["UNIT"]
-        kernel(grid, x, weight, bias, saved, x if shortcut is None else shortcut, y, rows, units)
-        return y
-
-    def gradients(
-        self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of x, weight and bias."""
-        return _gradients(g, x, weight, bias, saved, None, False, False, False)[:3]
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, norm: Any, relu: bool, gelu: bool
+) -> tuple[Tensor, Tensor]:
+    """relu(norm(gelu(x)) + shortcut), and the statistics (2, C) of the batch; updates those of the norm."""
+    channels, statistics = x.shape[1], torch.empty(2, x.shape[1], dtype=torch.float32, device=x.device)
+    rows = x.numel() // channels
+    sums, conclude = _statistics_kernels(channels, norm.momentum, norm.eps, gelu)
+    grid = rows_of.sum_grid(sums, rows, channels)
+    units, step = rows_of.units_and_step(sums, grid, channels)
+    partial = torch.empty(grid[0], 2, channels, dtype=torch.float32, device=x.device)
+    sums(grid, x, partial, rows, units, step)
+    running = norm.running_mean, norm.running_var, norm.num_batches_tracked
+    narrow = cdiv(channels, conclude.constants["CHANNELS"])
+    conclude((narrow,), partial, x, statistics, *running, rows, units, grid[0])
+    y, kernel = torch.empty_like(x), _normalize(channels, relu, shortcut is not None, gelu)
+    grid = rows_of.row_grid(kernel, rows, channels)
+    kernel(grid, x, weight, bias, statistics, x if shortcut is None else shortcut, y, rows, units)
+    return y, statistics
 
 
 def _gradients(
@@ -275,7 +248,7 @@ def _gradients(
     units, step = rows_of.units_and_step(sums_kernel, grid, channels)
     partial = torch.empty(grid[0], 2, channels, dtype=torch.float32, device=x.device)
     sums_kernel(grid, *inputs, partial, rows, units, step)
-    sums, g_x = partial.sum(0), torch.empty_like(x)
+    sums, g_x = rows_of.column_sum(partial.flatten(1)).view(2, channels), torch.empty_like(x)
     g_shortcut = torch.empty_like(x) if masked else g if shortcut else None
     unused = sums if g_shortcut is None or not masked else g_shortcut
     kernel(rows_of.row_grid(kernel, rows, channels), *inputs, sums, g_x, unused, rows, units)
@@ -287,7 +260,7 @@ class _NormAct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor | None, settings: tuple) -> Tensor:
         norm, relu, gelu = settings  # in a tuple: autograd inspects every argument
-        y, statistics = norm.forward(x, weight, bias, shortcut, relu, gelu)
+        y, statistics = _forward(x, weight, bias, shortcut, norm, relu, gelu)
         ctx.flags = relu, shortcut is not None, gelu
         ctx.save_for_backward(x, weight, bias, statistics, *((y,) if relu and shortcut is not None else ()))
         return y
@@ -297,15 +270,6 @@ class _NormAct(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, statistics, *y = ctx.saved_tensors
         return *_gradients(g, x, weight, bias, statistics, y[0] if y else None, *ctx.flags), None
-
-
-def trainable_batch_norm(norm: nn.Module, features: Tensor) -> TrainableBatchNorm | None:
-    """The norm as steps of a larger function, where the kernels apply: eager training on channels-last features."""
-    return _steps(norm) if _is_trainable(norm, features) else None
-
-
-def _steps(norm: Any) -> TrainableBatchNorm:
-    return TrainableBatchNorm(norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum, norm.eps)
 
 
 def _is_trainable(norm: nn.Module, features: Tensor) -> bool:
@@ -334,5 +298,5 @@ def _supports_norm_act(
 def norm_act(
     features: Tensor, norm: nn.Module, shortcut: Tensor | None = None, act: str = "", pre_act: str = ""
 ) -> Tensor:
-    settings = _steps(norm), act == "relu", pre_act == "gelu"
+    settings = norm, act == "relu", pre_act == "gelu"
     return _NormAct.apply(features, norm.weight, norm.bias, shortcut, settings)

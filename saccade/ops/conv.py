@@ -21,7 +21,6 @@ from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, 
 from saccade.ops._weights import cached_layout, cast_weight, cast_weights, has_casts
 from saccade.ops.batch_norm import ACTIVATIONS, norm_act
 from saccade.ops.layer_norm import bias_norm, is_channel_norm
-from saccade.ops.linear import column_sum
 
 if HAS_TRITON:
     import triton
@@ -486,7 +485,7 @@ def _first_conv_gradients(g: Tensor, images: Tensor, weight: Tensor, bias: Tenso
     inputs = g, dispatch.cast(images, g.dtype), dispatch.cast(weight, g.dtype), None
     layout = [2, 2], [1, 1], [1, 1], False, [0, 0], 1
     g_weight = torch.ops.aten.convolution_backward(*inputs, *layout, [False, True, False])[1]
-    g_bias = column_sum(g.permute(0, 2, 3, 1).flatten(0, 2))
+    g_bias = rows_of.column_sum(g.permute(0, 2, 3, 1).flatten(0, 2))
     return g_weight.to(weight.dtype, memory_format=torch.contiguous_format), dispatch.cast(g_bias, bias.dtype)
 
 

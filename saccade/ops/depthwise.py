@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, register_op
 from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
-from saccade.ops._rows import channel_unit
+from saccade.ops._rows import channel_unit, column_sum
 from saccade.ops._weights import cached_layout
-from saccade.ops.linear import column_sum
 
 if HAS_TRITON:
     import triton
@@ -284,7 +283,7 @@ def _depthwise_gradients(
     partial = torch.empty(batch * strips, 10 * channels, dtype=torch.float32, device=x.device)
     grid = batch * strips, cdiv(channels, tile["CHANNELS"])
     kernel(grid, x, g, partial, height, width, channels // tile["UNIT"], rows, strips)
-    return g_x, partial.sum(0)
+    return g_x, column_sum(partial)
 
 
 def _split(g_parameters: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

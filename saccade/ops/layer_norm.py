@@ -1,4 +1,4 @@
-"""LayerNorm over channels, alone or with the sum before it, and norms before an MLP.
+"""LayerNorm over channels, alone or with the sum before it.
 
 PyTorch's LayerNorm gives every row its own thread block, which is right for the long rows of language models. Here rows
 are the 32 to 1024 channels of a pixel, and there are hundreds of thousands of them: a program takes many rows. Weights
@@ -6,8 +6,7 @@ are read in the dtype in which they are stored. Backward computes the gradient o
 and bias in one pass.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, no_type_check
+from typing import Any, no_type_check
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +15,7 @@ from torch import Tensor, nn
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, register_op
 from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
-from saccade.ops._rows import PROGRAMS
-from saccade.ops.batch_norm import trainable_batch_norm
-from saccade.ops.mlp import TrainableNorm, train_conv_mlp, trains_fused
+from saccade.ops._rows import PROGRAMS, column_sum
 
 if HAS_TRITON:
     import triton
@@ -40,11 +37,6 @@ def plain_norm(tokens: Tensor, eps: float, weight: Tensor | None = None, bias: T
         with torch.autocast(tokens.device.type, enabled=False):  # which would return float32
             return F.layer_norm(tokens, tokens.shape[-1:], weight, bias, eps)
     return F.layer_norm(tokens, tokens.shape[-1:], weight, bias, eps)
-
-
-def channel_norm_reference(features: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm over the channels of features (B, C, H, W)."""
-    return layer_norm(features.permute(0, 2, 3, 1), weight, bias, eps).permute(0, 3, 1, 2)
 
 
 def bias_norm_reference(pixels: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -159,7 +151,7 @@ def _gradients(g: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor
     g_x = torch.empty_like(x)
     partial = torch.empty(programs, 2, dim, dtype=torch.float32, device=x.device)
     kernel((programs,), g, x, weight, g_x, partial, rows, programs * kernel.constants["ROWS"])
-    return g_x, partial.sum(0)
+    return g_x, column_sum(partial.flatten(1)).view(2, dim)
 
 
 def _split(g_x: Tensor, g_shared: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -178,19 +170,11 @@ _add_norm = FusedOp("add_norm", _add_normalize)
 _bias_norm = FusedOp("bias_norm", _bias_normalize)
 
 
-def _supports_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> bool:
-    """Eager runs and compiled inference; in compiled training Inductor fuses the sum and the norm in both passes."""
-    if not dispatch.on_gpu(x) or weight.shape[0] > MAX_CHANNELS:
-        return False
-    return not (dispatch.is_compiling() and dispatch.is_training())
-
-
 def _supports_layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> bool:
-    return _supports_norm(tokens, weight, bias, eps) and tokens.is_contiguous()
-
-
-def _supports_channel_norm(features: Tensor, weight: Tensor, bias: Tensor, eps: float) -> bool:
-    return _supports_norm(features, weight, bias, eps) and dispatch.is_channels_last(features)
+    """In eager mode; under torch.compile Inductor fuses the norm with the sums around it, in both passes."""
+    if dispatch.is_compiling() or not dispatch.on_gpu(tokens) or weight.shape[0] > MAX_CHANNELS:
+        return False
+    return tokens.is_contiguous()
 
 
 def _supports_bias_norm(pixels: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float) -> bool:
@@ -200,13 +184,6 @@ def _supports_bias_norm(pixels: Tensor, shift: Tensor, weight: Tensor, bias: Ten
 @register_op("layer_norm", reference=layer_norm_reference, supports=_supports_layer_norm)
 def layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return _norm(tokens, weight, bias, eps)
-
-
-@register_op("channel_norm", reference=channel_norm_reference, supports=_supports_channel_norm)
-def channel_norm(features: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    if dispatch.is_compiling():  # Inductor knows the layout of a (B, H, W, C) output
-        return _norm(features.permute(0, 2, 3, 1), weight, bias, eps).permute(0, 3, 1, 2)
-    return _norm(features, weight, bias, eps)
 
 
 @register_op("bias_norm", reference=bias_norm_reference, supports=_supports_bias_norm)
@@ -234,71 +211,18 @@ def add(features: Tensor, update: Tensor) -> Tensor:
     return (features.permute(0, 2, 3, 1) + update.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-# Norms before an MLP. In eager training the norm is a step of the MLP's autograd function, which recomputes its output
-# in backward instead of saving it.
-
-
-class TrainableLayerNorm(NamedTuple):
-    """LayerNorm over channels as a `TrainableNorm`."""
-
-    eps: float
-
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, None]:
-        return _normalize(x, weight, bias, self.eps), None
-
-    def recompute(self, x: Tensor, weight: Tensor, bias: Tensor, saved: None) -> Tensor:
-        return _normalize(x, weight, bias, self.eps)
-
-    def gradients(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: None) -> tuple[Tensor, ...]:
-        g_x, g_shared = _gradients(g, x, weight, self.eps)
-        return _split(g_x, g_shared, weight.dtype)
-
-
 def is_channel_norm(norm: nn.Module) -> bool:
     """Whether this is a plain LayerNorm over the channels of (B, C, H, W), without hooks."""
     return getattr(norm, "over_channels", False) and dispatch.is_plain(norm)
 
 
-def trainable_norm(norm: nn.Module, features: Tensor) -> TrainableNorm | None:
-    """The norm as a step of an autograd function, in eager training on a GPU, or None where it cannot be one."""
-    if not isinstance(features, Tensor) or not dispatch.is_training() or dispatch.is_compiling():
-        return None
-    if not is_channel_norm(norm):
-        return trainable_batch_norm(norm, features)
-    assert isinstance(norm, nn.LayerNorm)
-    weight, bias = norm.weight, norm.bias
-    if not dispatch.needs_grad(features, weight, bias):
-        return None
-    supported = channel_norm.implementation(features, weight, bias, norm.eps) == "triton"
-    return TrainableLayerNorm(norm.eps) if supported else None
-
-
-def prenorm_reference(norm: nn.Module, branch: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
-    """branch(norm(features)), features (B, C, H, W)."""
-    return branch(norm(features))
-
-
-def _supports_prenorm(norm: nn.Module, branch: Callable[[Tensor], Tensor], features: Tensor) -> bool:
-    """Where the branch is a `layers.mlp.ConvMlp` without hooks, whose autograd function can include the norm."""
-    if not hasattr(branch, "act_outside") or not isinstance(branch, nn.Module) or not dispatch.is_plain(branch):
-        return False
-    return trains_fused(features, branch) and trainable_norm(norm, features) is not None
-
-
-@register_op("prenorm", reference=prenorm_reference, supports=_supports_prenorm, implementation="training")
-def prenorm(norm: nn.Module, branch: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
-    return train_conv_mlp(features, branch, norm, trainable_norm(norm, features))
-
-
-def add_prenorm_reference(
-    features: Tensor, update: Tensor, norm: nn.Module, branch: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """The sum of features and update (B, C, H, W), and branch(norm(sum))."""
+def add_norm_reference(features: Tensor, update: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """The sum of features and update (B, C, H, W), and its norm over channels."""
     features = add(features, update)
-    return features, prenorm(norm, branch, features)
+    return features, norm(features)
 
 
-def _supports_add_prenorm(features: Tensor, update: Tensor, norm: nn.Module, branch: Callable[..., Any]) -> bool:
+def _supports_add_norm(features: Tensor, update: Tensor, norm: nn.Module) -> bool:
     if dispatch.is_training() or not dispatch.on_gpu(features, update) or not is_channel_norm(norm):
         return False
     same = features.dtype == update.dtype and features.shape == update.shape
@@ -306,14 +230,9 @@ def _supports_add_prenorm(features: Tensor, update: Tensor, norm: nn.Module, bra
     return same and layout and features.shape[1] <= MAX_CHANNELS
 
 
-@register_op("add_prenorm", reference=add_prenorm_reference, supports=_supports_add_prenorm)
-def add_prenorm(
-    features: Tensor, update: Tensor, norm: nn.Module, branch: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
+@register_op("add_norm", reference=add_norm_reference, supports=_supports_add_norm)
+def add_norm(features: Tensor, update: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
     assert isinstance(norm, nn.LayerNorm)
-    if dispatch.is_compiling():
-        pixels, more = features.permute(0, 2, 3, 1), update.permute(0, 2, 3, 1)
-        total, normed = _add_norm(pixels, more, norm.weight, norm.bias, norm.eps)
-        return total.permute(0, 3, 1, 2), branch(normed.permute(0, 3, 1, 2))
-    total, normed = _add_norm(features, update, norm.weight, norm.bias, norm.eps)
-    return total, branch(normed)
+    pixels, more = features.permute(0, 2, 3, 1), update.permute(0, 2, 3, 1)  # a layout that Inductor knows
+    total, normed = _add_norm(pixels, more, norm.weight, norm.bias, norm.eps)
+    return total.permute(0, 3, 1, 2), normed.permute(0, 3, 1, 2)

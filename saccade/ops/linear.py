@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, no_type_check
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,56 +11,22 @@ from torch import Tensor, nn
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, opaque_op, register_op
 from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
-from saccade.ops._rows import PROGRAMS
-from saccade.ops._weights import cached_layout, cast_weight, cast_weights, has_casts
+from saccade.ops._rows import PROGRAMS, column_sum
+from saccade.ops._weights import cached_layout, cast_to, cast_weight, cast_weights, has_casts
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-MIN_ROWS = 16384  # from which the bias gradient by a kernel pays for the Python around it
+MIN_ROWS = 16384  # from which the faster sum of backward pays for the Python around it
 
-# linear: in half-precision training the two products of backward are cuBLAS's, but ATen's sum over the rows of a
-# gradient, hundreds of thousands of them of a few hundred channels, takes five times as long as reading them.
+# linear: in half-precision training the two products of backward are cuBLAS's, and the sum over rows is `column_sum`.
 
 
 def linear_reference(vectors: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """vectors (..., C), weight (D, C) -> (..., D)."""
     return F.linear(vectors, weight, bias)
-
-
-if HAS_TRITON:
-
-    @jit
-    @no_type_check
-    def _column_sum_kernel(x_ptr, partial_ptr, rows, CHANNELS: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-        """Sums over the rows of a program: partial (programs, C)."""
-        channel = tl.program_id(1) * C + tl.arange(0, C)[None, :]
-        total = tl.zeros((R, C), tl.float32)
-        for first in range(tl.program_id(0) * R, rows, tl.num_programs(0) * R):
-            row = first + tl.arange(0, R)[:, None]
-            mask = (row < rows) & (channel < CHANNELS)
-            total += tl.load(x_ptr + row.to(tl.int64) * CHANNELS + channel, mask=mask, other=0.0).to(tl.float32)
-        offset = tl.program_id(0) * CHANNELS + channel
-        tl.store(partial_ptr + offset, tl.sum(total, 0)[None, :], mask=channel < CHANNELS)
-
-
-@variant
-def _column_sum(channels: int) -> Kernel:
-    width = min(128, next_power_of_2(channels))
-    return Kernel(_column_sum_kernel, CHANNELS=channels, R=8192 // width, C=width, num_warps=8)
-
-
-def column_sum(rows: Tensor) -> Tensor:
-    """Sums (C) in float32 over rows (N, C), contiguous, by a kernel."""
-    count, channels = rows.shape
-    kernel = _column_sum(channels)
-    blocks = cdiv(channels, kernel.constants["C"])
-    programs = min(cdiv(count, kernel.constants["R"]), max(1, PROGRAMS // blocks))
-    partial = torch.empty(programs, channels, dtype=torch.float32, device=rows.device)
-    kernel((programs, blocks), rows, partial, count)
-    return partial.sum(0)
 
 
 def weight_gradient(g: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -88,11 +54,11 @@ class _TrainLinear(torch.autograd.Function):
     """A linear layer computed in `dtype`, which is autocast's where that is on."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.shape, ctx.dtypes = x.shape, (x.dtype, weight.dtype, bias.dtype)
-        rows, weight = dispatch.cast(x, dtype).flatten(0, -2), dispatch.cast(weight, dtype)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        ctx.shape, ctx.dtypes = x.shape, (x.dtype, weight.dtype, None if bias is None else bias.dtype)
+        rows, (weight, bias) = dispatch.cast(x, dtype).flatten(0, -2), cast_to(dtype, weight, bias)
         ctx.save_for_backward(rows, weight)
-        y = F.linear(rows, weight, dispatch.cast(bias, dtype))
+        y = F.linear(rows, weight, bias)
         return y.view(*x.shape[:-1], y.shape[1])
 
     @staticmethod
@@ -103,18 +69,20 @@ class _TrainLinear(torch.autograd.Function):
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         g = g.contiguous().flatten(0, -2)
         g_x = dispatch.cast(torch.mm(g, weight).view(ctx.shape), x_dtype) if ctx.needs_input_grad[0] else None
-        return g_x, weight_gradient(g, rows, weight_dtype), dispatch.cast(column_sum(g), bias_dtype), None
+        g_bias = None if bias_dtype is None else dispatch.cast(column_sum(g), bias_dtype)
+        return g_x, weight_gradient(g, rows, weight_dtype), g_bias, None
 
 
-def _trains_many_rows(vectors: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    if bias is None or not dispatch.is_training() or dispatch.is_compiling() or not dispatch.on_gpu(vectors):
+def _trains_in_half(vectors: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    if not dispatch.is_training() or dispatch.is_compiling() or not dispatch.on_gpu(vectors) or vectors.ndim < 2:
         return False
-    if vectors.ndim < 2 or vectors.numel() < MIN_ROWS * vectors.shape[-1] or not dispatch.computes_in_half(vectors):
+    if not dispatch.computes_in_half(vectors) or not weight.requires_grad or not (bias is None or bias.requires_grad):
         return False
-    return weight.requires_grad and bias.requires_grad
+    # Few rows of weights in half precision already: ATen's functions cost less CPU time than one in Python.
+    return weight.dtype == torch.float32 or vectors.numel() >= MIN_ROWS * vectors.shape[-1] > 0
 
 
-@register_op("linear", reference=linear_reference, supports=_trains_many_rows)
+@register_op("linear", reference=linear_reference, supports=_trains_in_half)
 def linear(vectors: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _TrainLinear.apply(vectors, weight, bias, dispatch.compute_dtype(vectors))
 
@@ -314,7 +282,7 @@ def _grouped_gradients(g: Tensor, rows: Tensor, weight: Tensor) -> tuple[Tensor,
     programs = min(cdiv(count, kernel.constants["R"]), max(1, PROGRAMS // groups))
     partial = torch.empty(programs, *weight.shape, dtype=torch.float32, device=rows.device)
     kernel((groups, programs), rows, g, partial, count)
-    return g_rows, partial.sum(0).to(weight.dtype)
+    return g_rows, column_sum(partial.flatten(1)).view(weight.shape).to(weight.dtype)
 
 
 def _grouped_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -1,6 +1,6 @@
 """The MLP of a transformer block with a depth-wise convolution between its two linear layers."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,22 +8,12 @@ from torch import Tensor, nn
 
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import register_op
+from saccade.ops._rows import column_sum
+from saccade.ops._weights import cast_to
 from saccade.ops.depthwise import ACTS, depthwise_conv, depthwise_forward, depthwise_gradients
-from saccade.ops.linear import HAS_ONEDNN, column_sum, linear_gelu, linear_onednn, weight_gradient, without_autocast
+from saccade.ops.linear import HAS_ONEDNN, linear_gelu, linear_onednn, weight_gradient, without_autocast
 
 CHUNK = 2**22  # bytes of the hidden layer that a CPU computes at a time
-
-
-class TrainableNorm(Protocol):
-    """A norm of features (B, C, H, W), channels-last, as a step of a larger autograd function."""
-
-    def forward(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Any]:
-        """Output, and what backward needs beside x: a tensor or None."""
-        ...
-
-    def recompute(self, x: Tensor, weight: Tensor, bias: Tensor, saved: Any) -> Tensor: ...
-
-    def gradients(self, g: Tensor, x: Tensor, weight: Tensor, bias: Tensor, saved: Any) -> tuple[Tensor, ...]: ...
 
 
 def conv_mlp_reference(features: Tensor, mlp: Any) -> Tensor:
@@ -39,50 +29,43 @@ def conv_mlp_reference(features: Tensor, mlp: Any) -> Tensor:
     return mlp.drop2(mlp.fc2(mlp.norm(hidden.permute(0, 2, 3, 1)))).permute(0, 3, 1, 2)
 
 
-# Eager training in half precision on a GPU: norm, fc1, convolution and fc2 as one autograd function. As four functions
-# they cost twice the CPU time, for which the GPU waits. The output of the norm is recomputed in backward.
+# Eager training in half precision on a GPU: fc1, convolution and fc2 as one autograd function. As three functions they
+# cost twice the CPU time, for which the GPU waits.
 
 
 class _TrainConvMlp(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None, weight1: Tensor,
-        bias1: Tensor, conv_weight: Tensor, conv_bias: Tensor, weight2: Tensor, bias2: Tensor, options: tuple,
+        ctx: Any, features: Tensor, weight1: Tensor, bias1: Tensor, conv_weight: Tensor, conv_bias: Tensor,
+        weight2: Tensor, bias2: Tensor, options: tuple,
     ) -> Tensor:  # fmt: skip
-        norm, act, shortcut, dtype = ctx.options = options
+        act, shortcut, dtype = options
         batch, _, height, width = features.shape
-        ctx.sizes = batch, height, width
+        ctx.sizes, ctx.options = (batch, height, width), (act, shortcut, features.dtype)
         ctx.dtypes = weight1.dtype, bias1.dtype, weight2.dtype, bias2.dtype
-        normed, saved = (features, None) if norm is None else norm.forward(features, norm_weight, norm_bias)
-        weight1, weight2 = dispatch.cast(weight1, dtype), dispatch.cast(weight2, dtype)
-        hidden = F.linear(_to_rows(dispatch.cast(normed, dtype)), weight1, dispatch.cast(bias1, dtype))
+        rows, weight1, bias1 = _to_rows(dispatch.cast(features, dtype)), *cast_to(dtype, weight1, bias1)
+        hidden = F.linear(rows, weight1, bias1)
         mixed = depthwise_forward((*ctx.sizes, hidden.shape[1]), hidden, conv_weight, conv_bias, act, shortcut)
-        ctx.save_for_backward(
-            features, norm_weight, norm_bias, saved, weight1, hidden, conv_weight, conv_bias, mixed, weight2
-        )
-        return _to_features(F.linear(mixed, weight2, dispatch.cast(bias2, dtype)), ctx.sizes)
+        weight2, bias2 = cast_to(dtype, weight2, bias2)
+        ctx.save_for_backward(rows, weight1, hidden, conv_weight, conv_bias, mixed, weight2)
+        return _to_features(F.linear(mixed, weight2, bias2), ctx.sizes)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     @without_autocast
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (
-            features, norm_weight, norm_bias, saved, weight1, hidden, conv_weight, conv_bias, mixed, weight2,
-        ) = ctx.saved_tensors  # fmt: skip
-        norm, act, shortcut, dtype = ctx.options
+        rows, weight1, hidden, conv_weight, conv_bias, mixed, weight2 = ctx.saved_tensors
+        act, shortcut, dtype = ctx.options
         weight1_dtype, bias1_dtype, weight2_dtype, bias2_dtype = ctx.dtypes
         g = _to_rows(g)
         g_fc2 = weight_gradient(g, mixed, weight2_dtype), dispatch.cast(column_sum(g), bias2_dtype)
         g, sizes = torch.mm(g, weight2), (*ctx.sizes, hidden.shape[1])
         g, *g_conv = depthwise_gradients(sizes, g, hidden, conv_weight, conv_bias, act, shortcut)
-        normed = features if norm is None else norm.recompute(features, norm_weight, norm_bias, saved)
-        rows = _to_rows(dispatch.cast(normed, dtype))
         g_fc1 = weight_gradient(g, rows, weight1_dtype), dispatch.cast(column_sum(g), bias1_dtype)
-        if norm is None and not ctx.needs_input_grad[0]:
-            return None, None, None, *g_fc1, *g_conv, *g_fc2, None
-        g = dispatch.cast(_to_features(torch.mm(g, weight1), ctx.sizes), features.dtype)
-        g_norm = (g, None, None) if norm is None else norm.gradients(g, features, norm_weight, norm_bias, saved)
-        return *g_norm, *g_fc1, *g_conv, *g_fc2, None
+        g_x = None
+        if ctx.needs_input_grad[0]:
+            g_x = dispatch.cast(_to_features(torch.mm(g, weight1), ctx.sizes), dtype)
+        return g_x, *g_fc1, *g_conv, *g_fc2, None
 
 
 def _to_rows(features: Tensor) -> Tensor:
@@ -95,19 +78,6 @@ def _to_features(rows: Tensor, sizes: tuple[int, int, int]) -> Tensor:
     return rows.view(*sizes, rows.shape[1]).permute(0, 3, 1, 2)
 
 
-def train_conv_mlp(
-    features: Tensor, mlp: Any, norm: nn.Module | None = None, trainable_norm: TrainableNorm | None = None
-) -> Tensor:
-    """mlp(norm(features)) as one autograd function, where `trains_fused` allows it.
-
-    trainable_norm: computes `norm`.
-    """
-    parameters = [parameter for layer in (mlp.fc1, mlp.conv, mlp.fc2) for parameter in (layer.weight, layer.bias)]
-    affine = (None, None) if norm is None else (norm.weight, norm.bias)
-    options = trainable_norm, ACTS[mlp.conv.act], mlp.conv.shortcut, dispatch.compute_dtype(features)
-    return mlp.drop2(_TrainConvMlp.apply(features, *affine, *parameters, options))
-
-
 def _is_plain(mlp: Any) -> bool:
     """Whether the three layers are as built, with the activation in the convolution and nothing between them."""
     if mlp.act_outside or not isinstance(mlp.norm, nn.Identity) or not hasattr(mlp.conv, "act"):
@@ -116,7 +86,7 @@ def _is_plain(mlp: Any) -> bool:
     return inactive and dispatch.is_plain(mlp.fc1, mlp.conv, mlp.fc2) and not dispatch.has_hooks(mlp.drop1, mlp.norm)
 
 
-def trains_fused(features: Tensor, mlp: Any) -> bool:
+def _trains_fused(features: Tensor, mlp: Any) -> bool:
     """Whether this MLP trains in half precision on a GPU, in eager mode, with all its parameters."""
     if not dispatch.is_training() or dispatch.is_compiling() or not dispatch.on_gpu(features):
         return False
@@ -128,9 +98,11 @@ def trains_fused(features: Tensor, mlp: Any) -> bool:
     return True
 
 
-@register_op("conv_mlp", reference=conv_mlp_reference, supports=trains_fused, implementation="training")
+@register_op("conv_mlp", reference=conv_mlp_reference, supports=_trains_fused, implementation="training")
 def conv_mlp(features: Tensor, mlp: Any) -> Tensor:
-    return train_conv_mlp(features, mlp)
+    parameters = [parameter for layer in (mlp.fc1, mlp.conv, mlp.fc2) for parameter in (layer.weight, layer.bias)]
+    options = ACTS[mlp.conv.act], mlp.conv.shortcut, dispatch.compute_dtype(features)
+    return mlp.drop2(_TrainConvMlp.apply(features, *parameters, options))
 
 
 def _supports_linear_gelu(features: Tensor, mlp: Any) -> bool:

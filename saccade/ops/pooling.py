@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, register_op
 from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
+from saccade.ops._rows import column_sum
 from saccade.ops.batch_norm import norm_act
 from saccade.ops.conv import (
     FixedNorm,
@@ -25,7 +26,6 @@ from saccade.ops.conv import (
     norm_arguments,
     stem_conv,
 )
-from saccade.ops.linear import column_sum
 
 if HAS_TRITON:
     import triton.language as tl

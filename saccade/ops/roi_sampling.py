@@ -14,7 +14,7 @@ from saccade.layers.boxes import adjust, centre_and_size
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, cast, register_op
 from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
-from saccade.ops._rows import PROGRAMS
+from saccade.ops._rows import PROGRAMS, column_sum
 
 if HAS_TRITON:
     import triton
@@ -157,7 +157,7 @@ def _place_gradients(
     kernel = _place_variant(True, grid.numel() // 2, scale, eps)
     inputs = g_regions.contiguous(), g_points.contiguous(), regions, deltas, offsets, grid.contiguous()
     kernel((programs, 2), *inputs, *results, partial, tokens)
-    return *results, partial.sum(0).to(grid.dtype)
+    return *results, column_sum(partial).to(grid.dtype)
 
 
 def _place_backward(ctx: Any, gradients: Any, g_regions: Tensor | None, g_points: Tensor | None) -> tuple:
@@ -586,7 +586,7 @@ def _mix_gradients(
     inputs = g.contiguous(), sampled, weights, channel_bias, point_bias
     kernel((batch * tokens,), *inputs, g_sampled, g_weights, sums, weights.stride(1))
     g_features, g_points = _sample_gradients(g_sampled, features, points)
-    total = sums.sum(0)
+    total = column_sum(sums)
     g_channel_bias, g_point_bias = total[:channels].to(channel_bias.dtype), total[channels:].to(point_bias.dtype)
     return g_features, g_points, g_weights, g_channel_bias.clone(), g_point_bias.clone()
 

@@ -102,8 +102,8 @@ class ClusterTokenizer(nn.Module):
             scores = self.clustering(features)
         if scores is None:
             raise ValueError("expected scores (B, M, N), got None. Pass them, or build with a clustering.")
-        assignment = ops.pixel_softmax(scores)  # PaCa Eq. 3: scores.softmax(dim=-1), sums to 1 over pixels
-        tokens = self.norm(ops.pool_pixels(assignment, to_sequence(features)))  # PaCa Eq. 2: assignment @ pixels
+        assignment = scores.softmax(dim=-1, dtype=scores.dtype)  # PaCa Eq. 3: sums to 1 over pixels
+        tokens = self.norm(assignment @ to_sequence(features))  # PaCa Eq. 2
         return tokens, assignment, scores
 
     def trace(self, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor, Tensor]) -> AssignmentTrace:
@@ -124,7 +124,7 @@ class SharedTokenizer(nn.Module):
         """features (B, C, H, W), assignment (B, M, N) -> tokens (B, M, C), the same assignment."""
         if assignment is None:
             raise ValueError("expected assignment (B, M, N) of an earlier block, got None. Pass it.")
-        return self.norm(ops.pool_pixels(assignment, to_pixels(features))), assignment  # PaCa Eq. 2
+        return self.norm(assignment @ to_pixels(features)), assignment  # PaCa Eq. 2
 
 
 class TokenToClusterAttention(nn.Module):

@@ -1,4 +1,4 @@
-"""LayerNorm kernels against their references, norms before an MLP, and which implementation is chosen."""
+"""LayerNorm kernels against their references, and which implementation is chosen."""
 
 from copy import deepcopy
 
@@ -9,21 +9,16 @@ from torch.library import opcheck
 
 import saccade
 from saccade import ops
-from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm, TokenNorm
 from saccade.ops._launch import record_specializations
 from saccade.ops.layer_norm import (
-    TrainableLayerNorm,
     _add_norm,
     _bias_norm,
     _norm,
     add,
-    add_prenorm,
+    add_norm,
     bias_norm,
-    channel_norm,
     layer_norm,
-    prenorm,
-    trainable_norm,
 )
 from tests.ops.compare import DEVICE, HALF, check, kernels_allowed, needs_triton, randn, relative_error, zeros
 
@@ -54,21 +49,18 @@ def test_layer_norm_reads_half_precision_parameters():
 
 @needs_triton
 @pytest.mark.parametrize("shape", [(2, 40, 5, 3), (3, 16, 1, 1), (1, 24, 1, 7)])
-def test_channel_norm_matches_reference_and_keeps_the_layout(shape):
-    features, (weight, bias) = maps(*shape), parameters(shape[1])
-    check(channel_norm, features, weight, bias, 1e-6)
-    with kernels_allowed():
-        assert channel_norm(features, weight, bias, 1e-6).stride() == features.stride()
-
-
-@needs_triton
-def test_channel_norm_accepts_gradients_of_any_layout():
-    features, (weight, bias) = maps(2, 8, 3, 5).requires_grad_(), parameters(8)
-    g = randn(2, 8, 3, 5, seed=3)
-    with kernels_allowed():
-        (result,) = torch.autograd.grad(channel_norm(features, weight, bias, 1e-6), features, g)
-    (expected,) = torch.autograd.grad(channel_norm.reference(features, weight, bias, 1e-6), features, g)
-    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+def test_norm_of_features_matches_float64_and_keeps_the_layout(shape):
+    norm, features, g = ChannelNorm(shape[1]).to(DEVICE), maps(*shape).requires_grad_(), randn(*shape, seed=3)
+    nn.init.normal_(norm.weight)
+    exact, doubled = deepcopy(norm).double(), features.detach().double().requires_grad_()
+    with kernels_allowed(), ops.record_implementations() as used:
+        output = norm(features)
+        gradients = torch.autograd.grad(output, [features, *norm.parameters()], g)  # contiguous, not channels-last
+    assert used == {("layer_norm", "triton")}
+    assert output.stride() == features.stride()
+    expected = torch.autograd.grad(exact(doubled), [doubled, *exact.parameters()], g.double())
+    for ours, reference in zip([output, *gradients], [exact(doubled), *expected], strict=True):
+        torch.testing.assert_close(ours.double(), reference, rtol=1e-4, atol=1e-5)
 
 
 @needs_triton
@@ -107,13 +99,14 @@ def test_layer_norm_uses_reference_where_the_kernel_does_not_apply(tokens, reaso
 
 
 @needs_triton
-def test_compiled_training_uses_the_reference_and_compiled_inference_the_kernel(monkeypatch):
+def test_norms_are_left_to_inductor_but_not_their_sums_in_inference(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    inputs = maps(1, 8, 2, 2), torch.ones(8), zeros(8), 1e-6
+    features, norm = maps(1, 8, 2, 2), ChannelNorm(8).to(DEVICE)
     with kernels_allowed():
-        assert channel_norm.implementation(*inputs) == "reference"
+        assert layer_norm.implementation(zeros(2, 8), zeros(8), zeros(8), 1e-6) == "reference"
+        assert add_norm.implementation(features, features, norm) == "reference"
         with torch.no_grad():
-            assert channel_norm.implementation(*inputs) == "triton"
+            assert add_norm.implementation(features, features, norm) == "triton"
 
 
 @needs_triton
@@ -124,7 +117,7 @@ def test_layer_norm_compiles_one_kernel_per_width_for_all_sizes():
             layer_norm(tokens, zeros(96), zeros(96), 1e-6)
             output = layer_norm(tokens.requires_grad_(), zeros(96), zeros(96), 1e-6)
             torch.autograd.grad(output.sum(), tokens)
-    assert len(compiled) == 2  # forward, in inference and training, and backward
+    assert len(compiled) == 3  # forward, in inference and training, backward, and its sum
 
 
 @needs_triton
@@ -138,31 +131,39 @@ def test_norm_operators_are_consistent():
 
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_add_prenorm_matches_sum_and_norm(dtype):
+def test_add_norm_matches_float64(dtype):
     norm = ChannelNorm(40).to(DEVICE)
     nn.init.normal_(norm.weight)
     features, update = maps(2, 40, 5, 3, dtype=dtype), maps(2, 40, 5, 3, dtype=dtype, seed=1)
     with torch.no_grad(), kernels_allowed():
-        assert add_prenorm.implementation(features, update, norm, torch.sin) == "triton"
-        total, output = add_prenorm(features, update, norm, torch.sin)
-        expected = torch.sin(norm.double()(total.double()))
+        assert add_norm.implementation(features, update, norm) == "triton"
+        total, normed = add_norm(features, update, norm)
+        expected = norm.double()(total.double())
     assert relative_error(total, features + update) < 1e-2  # the interpreter truncates where GPUs round
-    assert relative_error(output, expected) < (1e-5 if dtype == torch.float32 else 2e-2)
+    assert relative_error(normed, expected) < (1e-5 if dtype == torch.float32 else 2e-2)
+    assert total.stride() == normed.stride() == features.stride()
 
 
 @needs_triton
-def test_add_prenorm_uses_reference_where_the_kernel_does_not_apply():
+def test_add_norm_uses_reference_where_the_kernel_does_not_apply():
     norm, features, update = ChannelNorm(8).to(DEVICE), maps(1, 8, 2, 3), maps(1, 8, 2, 3, seed=1)
     hooked, subclass = ChannelNorm(8), type("Other", (ChannelNorm,), {})(8)
     hooked.register_forward_hook(lambda *_: None)
     with kernels_allowed():
-        assert add_prenorm.implementation(features, update, norm, torch.sin) == "reference"  # autograd records
+        assert add_norm.implementation(features, update, norm) == "reference"  # autograd records
         with torch.no_grad():
-            assert add_prenorm.implementation(features, update, norm, torch.sin) == "triton"
-            assert add_prenorm.implementation(features, update.contiguous(), norm, torch.sin) == "reference"
-            assert add_prenorm.implementation(features, update.half(), norm, torch.sin) == "reference"
+            assert add_norm.implementation(features, update, norm) == "triton"
+            assert add_norm.implementation(features, update.contiguous(), norm) == "reference"
+            assert add_norm.implementation(features, update.half(), norm) == "reference"
             for other in (hooked, subclass, TokenNorm(3), nn.Identity(), nn.BatchNorm2d(8)):
-                assert add_prenorm.implementation(features, update, other, torch.sin) == "reference"
+                assert add_norm.implementation(features, update, other) == "reference"
+
+
+def test_add_norm_calls_other_norms_as_they_are():
+    norm, x = nn.BatchNorm2d(4), torch.randn(2, 4, 3, 3)
+    total, normed = add_norm(x, x, norm.eval())
+    assert torch.equal(total, x + x)
+    assert torch.equal(normed, norm(x + x))
 
 
 def test_add_is_in_memory_order_under_torch_compile(monkeypatch):
@@ -173,44 +174,6 @@ def test_add_is_in_memory_order_under_torch_compile(monkeypatch):
     assert add.implementation(features.contiguous(), update) == "reference"
     assert torch.equal(add(features, update), features + update)
     assert add(features, update).stride() == features.stride()
-
-
-def test_prenorm_calls_other_norms_and_branches_as_they_are():
-    norm, x = ChannelNorm(4), torch.randn(2, 4, 3, 3)
-    assert prenorm.implementation(norm, torch.sin, x) == "reference"
-    torch.testing.assert_close(prenorm(norm, torch.sin, x), norm(x).sin(), rtol=0, atol=0)
-
-
-@needs_triton
-def test_trainable_norm_is_for_eager_training_without_hooks(monkeypatch):
-    norm, features = ChannelNorm(8).to(DEVICE), maps(1, 8, 2, 3)
-    with kernels_allowed():
-        assert trainable_norm(norm, features) == TrainableLayerNorm(1e-6)
-        assert trainable_norm(norm, features.contiguous()) is None
-        assert trainable_norm(TokenNorm(3).to(DEVICE), features) is None
-        with torch.no_grad():
-            assert trainable_norm(norm, features) is None
-        with ops.enabled(False):
-            assert prenorm.implementation(norm, torch.sin, features) == "reference"
-        assert trainable_norm(norm.requires_grad_(False), features) is None
-        assert trainable_norm(norm, features.requires_grad_()) is not None
-        hook = norm.register_forward_hook(lambda *_: None)
-        assert trainable_norm(norm, features) is None
-        hook.remove()
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-        assert trainable_norm(norm, features) is None
-
-
-@needs_triton
-def test_prenorm_of_a_conv_mlp_is_one_autograd_function():
-    mlp, norm = ConvMlp(8, 16).to(DEVICE, HALF), ChannelNorm(8).to(DEVICE, HALF)
-    features = maps(1, 8, 2, 3).to(HALF).contiguous(memory_format=torch.channels_last)
-    with kernels_allowed():
-        assert type(prenorm(norm, mlp, features).grad_fn).__name__ == "_TrainConvMlpBackward"
-        normed = []
-        mlp.register_forward_hook(lambda _, inputs, output: normed.append(inputs[0]))  # must then be called itself
-        prenorm(norm, mlp, features)
-        torch.testing.assert_close(normed[0], norm(features))
 
 
 @needs_triton

@@ -8,11 +8,9 @@ from torch import nn
 
 from saccade import ops
 from saccade.layers.mlp import ConvMlp, TokenMlp
-from saccade.layers.norm import ChannelNorm
 from saccade.ops import mlp as mlp_ops
 from saccade.ops._dispatch import plain_layer
-from saccade.ops.layer_norm import trainable_norm
-from saccade.ops.mlp import conv_mlp, train_conv_mlp, trains_fused
+from saccade.ops.mlp import conv_mlp
 from tests.ops.compare import DEVICE, HALF, kernels_allowed, needs_triton, randn, relative_error
 
 
@@ -41,43 +39,6 @@ def test_fused_training_matches_the_layers(act_first, shortcut, autocast):
     for result, reference in zip(results, expected, strict=True):
         assert relative_error(result, reference) < 1e-2
     assert [result.dtype for result in results[1:]] == [x.dtype, *(weight.dtype for weight in mlp.parameters())]
-
-
-@needs_triton
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize(("make", "act_first"), [(nn.BatchNorm2d, True), (ChannelNorm, False)])
-def test_fused_training_with_a_norm_matches_the_layers(make, act_first, autocast):
-    torch.manual_seed(0)
-    layers = nn.ModuleList([make(8), ConvMlp(8, 24, act_first)]).to(DEVICE)
-    nn.init.normal_(layers[0].weight)
-    nn.init.normal_(layers[0].bias)
-    exact = copy.deepcopy(layers).double()
-    layers[1].to(torch.float32 if autocast else HALF)
-    x, g = features_of(2, 8, 5, 7).requires_grad_(), features_of(2, 8, 5, 7, seed=1)
-    with kernels_allowed(), torch.autocast(DEVICE, HALF, enabled=autocast):
-        assert trains_fused(x, layers[1])
-        y = train_conv_mlp(x, layers[1], layers[0], trainable_norm(layers[0], x))
-        results = [y, *torch.autograd.grad(y, [x, *layers.parameters()], g)]
-    expected = outputs_and_gradients(
-        lambda x: exact[1](exact[0](x)), x.detach().double().requires_grad_(), exact, g.double()
-    )
-    for result, reference in zip(results, expected, strict=True):
-        assert relative_error(result, reference) < 1e-2
-    for ours, reference in zip(layers[0].buffers(), exact[0].buffers(), strict=True):  # running statistics
-        torch.testing.assert_close(ours.double(), reference.double(), rtol=1e-3, atol=1e-3)
-
-
-@needs_triton
-@pytest.mark.parametrize("make", [nn.BatchNorm2d, ChannelNorm])
-def test_fused_training_does_not_save_the_output_of_the_norm(make):
-    norm, mlp, x = make(8).to(DEVICE), ConvMlp(8, 16).to(DEVICE, HALF), features_of(1, 8, 3, 4).requires_grad_()
-    saved = []
-    with (
-        kernels_allowed(),
-        torch.autograd.graph.saved_tensors_hooks(lambda value: saved.append(value) or value, lambda value: value),
-    ):
-        train_conv_mlp(x, mlp, norm, trainable_norm(norm, x))
-    assert [value.data_ptr() for value in saved if value.numel() == x.numel()] == [x.data_ptr()]
 
 
 @needs_triton

@@ -115,7 +115,7 @@ COMPILE = """
 import triton, torch
 from concurrent.futures import ThreadPoolExecutor
 from triton.backends.compiler import GPUTarget
-from saccade.ops import linear
+from saccade.ops import _rows
 from saccade.ops._launch import KERNELS, Specialization, compile_in
 
 class Driver:
@@ -124,7 +124,7 @@ class Driver:
     get_current_stream = staticmethod(lambda device: 0)
 
 triton.runtime.driver.set_active(Driver())
-kernel = linear._column_sum(64)
+kernel = _rows._column_sum(16, 64, 8)
 constants = tuple(kernel.constants.items())
 with ThreadPoolExecutor(2) as threads:
     compile_in(threads, [Specialization("_column_sum_kernel", (torch.bfloat16, torch.float32), constants)])

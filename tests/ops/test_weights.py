@@ -17,7 +17,7 @@ from saccade.layers.linear import GroupedLinear, Linear
 from saccade.ops import _weights
 from saccade.ops._model_pass import model_pass
 from saccade.ops._weights import cached_layout, cast_weight, cast_weights, freeze_weights
-from tests.ops.compare import DEVICE, kernels_allowed
+from tests.ops.compare import DEVICE, kernels_allowed, needs_triton
 
 FAMILIES = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
 
@@ -132,15 +132,56 @@ def test_casts_end_with_the_pass_after_errors_too(small):
         assert not _weights.has_casts()
 
 
-def test_training_frees_the_memory_of_casts(small):
-    model, x = small
-    predict(model, x)
-    assert model in _weights._plans
+def trained(model, x):
+    """Gradients by name of a step under autocast, as backward sees them."""
+    model.zero_grad()
     with torch.autocast(DEVICE, torch.bfloat16):
-        model(x).float().sum().backward()
-    assert model not in _weights._plans
-    assert not is_cast(model)
-    assert model.fc.weight.grad is not None
+        output = model(x)
+    output.float().square().sum().backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@needs_triton
+def test_training_casts_the_weights_of_linear_layers_together(small, monkeypatch):
+    model, x = small
+    with ops.disabled("linear"):
+        expected = trained(model, x)
+    with kernels_allowed(), Count() as batched:
+        gradients = trained(model, x)
+    assert not is_cast(model)  # outside of autograd functions
+    for name, gradient in gradients.items():
+        assert gradient.dtype == torch.float32
+        torch.testing.assert_close(gradient, expected[name], rtol=2e-2, atol=2e-2)
+    monkeypatch.setattr(_weights, "begin_pass", lambda model: False)
+    with kernels_allowed(), Count() as single:
+        trained(model, x)
+    assert batched.calls["_foreach_copy_"] == 1
+    assert batched.calls["_to_copy"] < single.calls["_to_copy"]
+
+
+@needs_triton
+def test_backward_after_the_next_pass_uses_the_weights_of_its_own(small):
+    model, x = small
+    with kernels_allowed(), torch.autocast(DEVICE, torch.bfloat16):
+        expected = torch.autograd.grad(model(x).float().square().sum(), list(model.parameters()))
+        first = model(x)
+        with torch.no_grad():
+            torch._foreach_mul_(list(model.parameters()), 2.0)
+        model(x)
+        gradients = torch.autograd.grad(first.float().square().sum(), list(model.parameters()))
+    for gradient, reference in zip(gradients, expected, strict=True):
+        assert torch.equal(gradient, reference)
+
+
+@needs_triton
+def test_casts_of_training_are_aligned(small):
+    model = nn.ModuleList([Linear(3, 5), Linear(8, 8), Linear(8, 3), Linear(16, 8)]).to(DEVICE)
+    plan = _weights._Plan(model, DEVICE, torch.bfloat16, trains=True)
+    casts = plan.cast()
+    assert set(casts) == set(model.parameters())
+    for weight, cast in casts.items():
+        assert torch.equal(cast, weight.bfloat16())
+        assert cast.data_ptr() % 16 == 0 or weight.numel() % 8 > 0
 
 
 def test_nothing_is_cast_without_autocast_or_with_ops_disabled(small):
@@ -284,9 +325,9 @@ def test_weights_are_cast_once_and_kernels_that_read_float32_keep_theirs():
     model.b.weight = model.a.weight
     model.conv, model.depthwise = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, groups=4)
     model.norm, model.grouped = nn.LayerNorm(4), GroupedLinear(4, 4, 2)
-    plan = _weights._Plan(model.to(DEVICE), DEVICE, torch.bfloat16)
+    plan = _weights._Plan(model.to(DEVICE), DEVICE, torch.bfloat16, trains=False)
     expected = [
-        model.a.weight, model.a.bias, model.b.bias, model.conv.weight, model.conv.bias, model.grouped.weight,
+        model.a.weight, model.conv.weight, model.grouped.weight, model.a.bias, model.b.bias, model.conv.bias,
     ]  # fmt: skip
     assert [id(weight) for weight in plan.weights] == [id(weight) for weight in expected]
 

@@ -34,11 +34,10 @@ C, M, P = 8, 4, 6  # channels, tokens, points
 # (B, H, W, 9, C), "neighbours" (B, N, 9), "head_scores" (B, 2, M, N), "rows" (B, 4), "tube_points" (B, M, P, 3).
 CASES: dict[str, tuple[tuple[str, ...], Callable[[], Callable[..., Any]]]] = {
     "ops.add": (("features", "features"), lambda: ops.add),
-    "ops.add_prenorm": (
+    "ops.add_norm": (
         ("features", "features"),
-        lambda: (lambda norm: lambda x, u: ops.add_prenorm(x, u, norm.to(x.dtype), nn.GELU()))(module(ChannelNorm(C))),
+        lambda: (lambda norm: lambda x, u: ops.add_norm(x, u, norm.to(x.dtype)))(module(ChannelNorm(C))),
     ),
-    "ops.channel_norm": (("features",), lambda: with_layer(ChannelNorm(C), _channel_norm)),
     "ops.clamp_gradient": (("points",), lambda: lambda x: ops.clamp_gradient(x, torch.tensor(0.1, dtype=x.dtype))),
     "ops.conv_act_norm": (
         ("features",),
@@ -71,15 +70,9 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[], Callable[..., Any]]]] = {
     ),
     "ops.linear_gelu": (("pixels",), lambda: with_layers(ops.linear_gelu, nn.Linear(C, C))),
     "ops.norm_act": (("features",), lambda: with_layers(ops.norm_act, nn.BatchNorm2d(C))),
-    "ops.pixel_softmax": (("scores",), lambda: ops.pixel_softmax),
     "ops.place_points": (
         ("regions", "deltas", "offsets"),
         lambda: lambda r, d, o: ops.place_points(r, d, o, torch.linspace(-1, 1, 2 * P).to(r), 1.0, 1e-5),
-    ),
-    "ops.pool_pixels": (("scores", "pixels"), lambda: ops.pool_pixels),
-    "ops.prenorm": (
-        ("features",),
-        lambda: with_layer(ChannelNorm(C), lambda x, norm: ops.prenorm(norm, nn.GELU(), x)),
     ),
     "ops.sample": (("features", "points"), lambda: ops.sample),
     "ops.self_attention": (("qkv",), lambda: lambda x: ops.self_attention(x, 2)),
@@ -211,12 +204,10 @@ EXEMPT = {
     "visual_tokens.AssignmentTokenizer",  # the base class of the tokenizers with an assignment
     # of modules of ops: decorators, predicates, arguments of kernels, and gradients, which tests/ops compares with
     # autograd; steps of a registered operation, which need a GPU or Triton's interpreter
-    "ops.FixedNorm", "ops.TrainableBatchNorm", "ops.TrainableLayerNorm", "ops.TrainableNorm",
-    "ops.block_diagonal", "ops.block_weight", "ops.column_sum", "ops.convolve", "ops.convolve_norm",
+    "ops.FixedNorm", "ops.block_diagonal", "ops.block_weight", "ops.column_sum", "ops.convolve", "ops.convolve_norm",
     "ops.depthwise_forward", "ops.depthwise_gradients", "ops.depthwise_onednn", "ops.epilogue", "ops.fixed_norm",
     "ops.fused_group", "ops.fused_spread", "ops.is_channel_norm", "ops.is_eager_inference", "ops.is_fixed_norm",
     "ops.is_stem_conv", "ops.linear_onednn", "ops.norm_arguments", "ops.to_blocks_reference",
-    "ops.train_conv_mlp", "ops.trainable_batch_norm", "ops.trainable_norm", "ops.trains_fused",
     "ops.weight_gradient", "ops.without_autocast",
 }  # fmt: skip
 BATCH_FREE = {"locate.location_bias"}  # no features whose values could be NaN
@@ -250,10 +241,6 @@ def with_layers(function: Callable, *modules: nn.Module) -> Callable:
 def with_layer(layer: nn.Module, function: Callable) -> Callable:
     module(layer)
     return lambda x: function(x, layer.to(x.dtype))
-
-
-def _channel_norm(x: Tensor, norm: Any) -> Tensor:
-    return ops.channel_norm(x, norm.weight, norm.bias, 1e-6)
 
 
 def _depthwise(x: Tensor, conv: Any) -> Tensor:

@@ -33,10 +33,10 @@ def test_table_has_one_row_per_operation():
 
 
 def test_row_links_file_and_names_implementations():
-    (row,) = [row for row in tool.table().splitlines() if row.startswith("| `pixel_softmax` |")]
+    (row,) = [row for row in tool.table().splitlines() if row.startswith("| `add_norm` |")]
     assert row == (
-        "| `pixel_softmax` | [ops/pixel_pooling.py](../../saccade/ops/pixel_pooling.py) | `triton`, `reference` "
-        "| Softmax over the last axis of scores (B, M, N), in their dtype; autocast would return float32. |"
+        "| `add_norm` | [ops/layer_norm.py](../../saccade/ops/layer_norm.py) | `triton`, `reference` "
+        "| The sum of features and update (B, C, H, W), and its norm over channels. |"
     )
 
 
