@@ -7,7 +7,7 @@
 A step is profiled, not timed: the sum of its kernels' GPU time, and its launches, repeat to a percent, while the wall
 time of steps that wait for the CPU does not. An operation that saves less than 3 % of both, in every model and way of
 running, is a candidate for deletion. Compiled cells compile a model of reduced depth for every operation, in parallel
-processes; profiling takes turns. Finished cells are in the file of results, and are not measured again.
+processes, of which one at a time is profiled. Finished cells are in the file of results, and are not measured again.
 """
 
 import argparse

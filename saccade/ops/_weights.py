@@ -13,7 +13,7 @@ Layouts: `cached_layout` caches what kernels derive from weights that `freeze_we
 """
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -58,7 +58,7 @@ class _Plan:
         """Every weight's cast. In training they are new tensors, which backward may need after the next pass."""
         if not self.weights:
             return {}
-        copies: Sequence[Tensor] = self.copies
+        copies: Any = self.copies
         with torch.no_grad():
             if self.trains:
                 memory = self.weights[0].new_empty(sum(map(Tensor.numel, self.weights)), dtype=self.dtype)
