@@ -36,7 +36,6 @@ TIMM = ("resnet50", "swin_tiny_patch4_window7_224", "pvt_v2_b2", "deit_small_pat
 MODELS = (*SACCADE, *TIMM)
 SCALED = ("sparseformer_tiny", "paca_small", "svit_small", "swin_tiny_patch4_window7_224", "deit_small_patch16_224")
 SCALING = (224, 448, 640, 1024)
-SECONDS = 0.7  # per measurement, and before it
 # What a user writes, in groups that fit into the memory of the GPU together. "graph" captures a CUDA graph without
 # torch.compile: of `saccade.optimize(..., cuda_graph=True)`, or by torch.cuda.make_graphed_callables in training.
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -72,11 +71,11 @@ class Cell(NamedTuple):
 class Process:
     """A cell in a process that builds its model, then prints one JSON line per command."""
 
-    def __init__(self, cell: Cell, device: str):
+    def __init__(self, cell: Cell, device: str, seconds: float):
         self.cell, self.caches = cell, tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         caches = {"TRITON_CACHE_DIR": f"{self.caches.name}/triton", "TORCHINDUCTOR_CACHE_DIR": self.caches.name}
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--cell", json.dumps(cell), "--device", device],
+            [sys.executable, __file__, "--cell", json.dumps(cell), "--device", device, "--seconds", str(seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -102,7 +101,7 @@ class Process:
         self.caches.cleanup()
 
 
-def run_cell(cell: Cell, device: str) -> None:
+def run_cell(cell: Cell, device: str, seconds: float) -> None:
     """The process of a cell: one line when it is ready, one per command on standard input ("time", "profile")."""
     step, params = prepare(case := cell.case(device))
     synchronize(device)
@@ -122,9 +121,9 @@ def run_cell(cell: Cell, device: str) -> None:
             print(json.dumps(profiled(step, device)), flush=True)
             continue
         once = timed(step, device, 3)
-        timed(step, device, max(1, round(SECONDS / once)))  # not counted: clocks and caches of an idle process are cold
+        timed(step, device, max(1, round(seconds / once)))  # not counted: clocks and caches of an idle process are cold
         once = timed(step, device, 3)
-        print(json.dumps({"seconds": timed(step, device, max(1, round(SECONDS / once)))}), flush=True)
+        print(json.dumps({"seconds": timed(step, device, max(1, round(seconds / once)))}), flush=True)
 
 
 def profiled(step: Any, device: str, rows: int = 40) -> dict[str, Any]:
@@ -150,12 +149,13 @@ def profiled(step: Any, device: str, rows: int = 40) -> dict[str, Any]:
     }
 
 
-def run_group(cells: Sequence[Cell], device: str, rounds: int, jobs: int, deadline: float, profiles: bool) -> dict:
-    """Build all cells, at most `jobs` at a time, then time them interleaved."""
+def run_group(cells: Sequence[Cell], deadline: float, args: argparse.Namespace) -> dict[str, Any]:
+    """Build all cells, at most `args.jobs` at a time, then time them interleaved."""
+    device, jobs = args.device, args.jobs
     processes, ready, failures = [], {}, []
     try:
         for first in range(0, len(cells), jobs):
-            batch = [Process(cell, device) for cell in cells[first : first + jobs]]
+            batch = [Process(cell, device, args.seconds) for cell in cells[first : first + jobs]]
             processes += batch
             for process in batch:
                 reply = process.read()
@@ -164,14 +164,14 @@ def run_group(cells: Sequence[Cell], device: str, rounds: int, jobs: int, deadli
                 else:
                     ready[process] = reply
         seconds: dict[Process, list[float]] = {process: [] for process in ready}
-        for number in range(rounds):
+        for number in range(args.rounds):
             if number and time.time() > deadline:
                 break
             for process, times in seconds.items():
                 times.append(process.request("time").get("seconds", float("nan")))
         rows = [row_of(process.cell, ready[process], times, device) for process, times in seconds.items()]
         reports = {}
-        if profiles and time.time() < deadline:
+        if args.profiles and time.time() < deadline:
             reports = {
                 f"{process.cell.model}, {process.cell.column}": process.request("profile")
                 for process in ready
@@ -208,7 +208,7 @@ def table(groups: Sequence[Sequence[Cell]], file: Path, args: argparse.Namespace
         if start + longest > deadline:
             notes += [f"{column}: no time left" for column in columns]
             continue
-        result = run_group(cells, args.device, args.rounds, args.jobs, deadline, args.profiles)
+        result = run_group(cells, deadline, args)
         longest = max(longest, time.time() - start)
         for column in columns:
             of_column = [row for row in result["rows"] if row["column"] == column]
@@ -260,6 +260,7 @@ def main() -> None:
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.7, help="per measurement, and before it")
     parser.add_argument("--jobs", type=int, default=16, help="cells that compile at a time")
     parser.add_argument("--profiles", action="store_true", help="also write the kernels of saccade's models")
     parser.add_argument("--scaling", action="store_true", help="cost against image size, with CUDA graphs and batch 8")
@@ -269,7 +270,7 @@ def main() -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("expected an NVIDIA GPU. `saccade bench` measures on a CPU.")
     if args.cell:
-        run_cell(Cell(*json.loads(args.cell)), args.device)
+        run_cell(Cell(*json.loads(args.cell)), args.device, args.seconds)
     elif args.scaling:
         options = [dict(size=size, batch=8, cuda_graph=True) for size in SCALING]
         models = [model for model in SCALED if model in args.models]
