@@ -168,9 +168,8 @@ def is_eager_inference(features: Tensor, convs: Sequence[nn.Module], norms: Sequ
     """Whether kernels may compute what follows these convolutions: eager inference on a GPU, fixed norms, no hooks."""
     if not dispatch.on_gpu(features) or dispatch.is_training() or dispatch.is_compiling():
         return False
-    return (
-        all(type(conv) is nn.Conv2d for conv in convs) and dispatch.is_plain(*convs) and all(map(is_fixed_norm, norms))
-    )
+    plain = all(type(conv) is nn.Conv2d for conv in convs) and dispatch.is_plain(*convs)
+    return plain and all(map(is_fixed_norm, norms))
 
 
 def convolve(features: Tensor, conv: nn.Conv2d) -> Tensor:
@@ -458,8 +457,8 @@ def _convs_and_norms(
     """All convolutions, and all norms; other layers of a shortcut as a convolution, which they are not."""
     if shortcut_layers is None:
         return (layer,), (norm,)
-    pair = _conv_and_norm(shortcut_layers)
-    return (layer, *(pair[:1] or (shortcut_layers,))), (norm, *pair[1:])
+    shortcut_layer, *shortcut_norm = _conv_and_norm(shortcut_layers) or (shortcut_layers,)
+    return (layer, shortcut_layer), (norm, *shortcut_norm)
 
 
 def _ends_first_conv(
@@ -537,7 +536,7 @@ def _conv_norm_act_epilogue(
     return epilogue(raw, layer.bias, pre_act == "gelu", fixed_norm(norm), shortcut, other, act == "relu")
 
 
-@conv_norm_act.add("composed", lambda features, *_, **__: dispatch.on_gpu(features))
+@conv_norm_act.add("composed", lambda features, *_, **__: dispatch.on_gpu(features) and dispatch.is_training())
 def _conv_norm_act_composed(
     features: Tensor, layer: nn.Module, norm: nn.Module, act: str = "", shortcut: Tensor | None = None,
     shortcut_layers: nn.Sequential | None = None, drop_path: nn.Module | None = None, *, pre_act: str = "",

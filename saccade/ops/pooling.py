@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from saccade.ops import _dispatch as dispatch
 from saccade.ops._dispatch import FusedOp, register_op
 from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
-from saccade.ops.conv import FixedNorm, conv_norm_act, convolve, fixed_norm, is_eager_inference, is_stem_conv
+from saccade.ops.batch_norm import norm_act
+from saccade.ops.conv import FixedNorm, conv, convolve, fixed_norm, is_eager_inference, is_stem_conv
 from saccade.ops.linear import column_sum
 
 if HAS_TRITON:
@@ -252,7 +253,7 @@ def conv_norm_relu_pool(images: Tensor, layer: Any, norm: nn.Module, pool: nn.Mo
 @conv_norm_relu_pool.add("composed", lambda images, *_: dispatch.on_gpu(images))
 def _conv_norm_relu_pool(images: Tensor, layer: nn.Module, norm: nn.Module, pool: nn.Module) -> Tensor:
     """The operations after each other; each decides by itself what it can fuse."""
-    return max_pool(conv_norm_act(images, layer, norm, act="relu"), pool)
+    return max_pool(norm_act(conv(images, layer), norm, act="relu"), pool)
 
 
 def _supports_pixel_norm(images: Tensor, layer: nn.Module, norm: nn.Module) -> bool:

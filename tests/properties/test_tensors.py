@@ -206,7 +206,7 @@ EXEMPT = {
     # of modules of ops: decorators, predicates, arguments of kernels, and gradients, which tests/ops compares with
     # autograd; steps of a registered operation, which need a GPU or Triton's interpreter
     "ops.FixedNorm", "ops.TrainableBatchNorm", "ops.TrainableLayerNorm", "ops.TrainableNorm",
-    "ops.block_diagonal", "ops.block_weight", "ops.column_sum", "ops.convolve",
+    "ops.block_weight", "ops.column_sum", "ops.convolve",
     "ops.depthwise_forward", "ops.depthwise_gradients", "ops.depthwise_onednn", "ops.epilogue", "ops.fixed_norm",
     "ops.fused_group", "ops.fused_spread", "ops.is_channel_norm", "ops.is_eager_inference", "ops.is_fixed_norm",
     "ops.is_stem_conv", "ops.linear_onednn",
