@@ -28,7 +28,7 @@ SETS = {
     "depthwise": ("depthwise_conv", "depthwise_gelu", "conv_mlp"),
     "super_tokens": ("super_token_group", "super_token_spread"),
     "attention": ("self_attention", "cross_attention", "pixel_pooling_attention", "token_attention"),
-    "stem": ("first_conv", "stem_conv", "max_pool", "conv_pool_relu", "conv_norm_relu_pool"),
+    "stem": ("conv", "max_pool", "conv_pool_relu", "conv_norm_relu_pool"),
     "sampling": ("place_points", "sample", "sample_and_mix"),
 }
 

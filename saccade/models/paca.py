@@ -27,6 +27,7 @@ from saccade.layers.position import AbsolutePosition
 from saccade.models.classifier import StagedClassifier
 from saccade.models.paca_teacher import ClusteringTeacher
 from saccade.models.registry import build, check_per_stage, choose, leaf, pretrained_cfg, register
+from saccade.ops.conv import conv
 from saccade.tokens.clusters import (
     ClusterTokenizer,
     ConvClustering,
@@ -55,7 +56,7 @@ class ConvStem(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> features (B, C, H/4, W/4)."""
-        return ops.conv_norm(ops.first_conv(images, self.conv1), self.conv2, self.norm)
+        return self.norm(conv(conv(images, self.conv1), self.conv2))
 
 
 class ConvMerge(nn.Module):
@@ -68,7 +69,7 @@ class ConvMerge(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """features (B, C, H, W) -> features (B, C', H/2, W/2)."""
-        return ops.conv_norm(features, self.conv, self.norm)
+        return self.norm(conv(features, self.conv))
 
 
 class PaCaBlock(nn.Module):

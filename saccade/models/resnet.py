@@ -18,7 +18,7 @@ class FusedBottleneck(Bottleneck):
         """x (B, C, H, W) -> (B, C', H', W')."""
         hidden = ops.conv_norm_act(x, self.conv1, self.bn1, act="relu")
         hidden = ops.conv_norm_act(hidden, self.conv2, self.bn2, act="relu")
-        return ops.conv_norm_act(hidden, self.conv3, self.bn3, "relu", x, self.downsample or (), self.drop_path)
+        return ops.conv_norm_act(hidden, self.conv3, self.bn3, "relu", x, self.downsample, self.drop_path)
 
 
 class FusedBasicBlock(BasicBlock):
@@ -29,4 +29,4 @@ class FusedBasicBlock(BasicBlock):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C', H', W')."""
         hidden = ops.conv_norm_act(x, self.conv1, self.bn1, act="relu")
-        return ops.conv_norm_act(hidden, self.conv2, self.bn2, "relu", x, self.downsample or (), self.drop_path)
+        return ops.conv_norm_act(hidden, self.conv2, self.bn2, "relu", x, self.downsample, self.drop_path)

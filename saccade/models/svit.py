@@ -42,7 +42,7 @@ class ConvGeluNorm(nn.Module):
         self.norm = nn.BatchNorm2d(dim)
 
     def forward(self, features: Tensor) -> Tensor:
-        return ops.conv_act_norm(features, self.conv, self.norm, act="gelu")  # norm(gelu(conv(x)))
+        return ops.conv_norm_act(features, self.conv, self.norm, pre_act="gelu")  # norm(gelu(conv(x)))
 
 
 class ConvNorm(nn.Module):

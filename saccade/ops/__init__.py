@@ -15,7 +15,7 @@ from saccade.ops._dispatch import (
 from saccade.ops._model_pass import model_pass
 from saccade.ops.attention import self_attention
 from saccade.ops.batch_norm import norm_act
-from saccade.ops.conv import conv_act_norm, conv_norm, conv_norm_act, first_conv
+from saccade.ops.conv import conv_norm_act
 from saccade.ops.depthwise import depthwise_conv, depthwise_gelu
 from saccade.ops.layer_norm import add, add_norm
 from saccade.ops.linear import grouped_linear, linear_gelu
@@ -27,8 +27,6 @@ __all__ = [
     "add",
     "add_norm",
     "clamp_gradient",
-    "conv_act_norm",
-    "conv_norm",
     "conv_norm_act",
     "conv_norm_relu_pool",
     "conv_pool_relu",
@@ -36,7 +34,6 @@ __all__ = [
     "depthwise_gelu",
     "disabled",
     "enabled",
-    "first_conv",
     "fixed_shapes",
     "grouped_linear",
     "interpreted",

@@ -39,11 +39,6 @@ def plain_norm(tokens: Tensor, eps: float, weight: Tensor | None = None, bias: T
     return F.layer_norm(tokens, tokens.shape[-1:], weight, bias, eps)
 
 
-def bias_norm_reference(pixels: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """LayerNorm over the last axis of pixels + shift, pixels (..., C), shift (C): the bias of a convolution."""
-    return layer_norm(pixels + shift.to(pixels.dtype), weight, bias, eps)
-
-
 if HAS_TRITON:
 
     @triton.jit
@@ -59,13 +54,11 @@ if HAS_TRITON:
         x_ptr, added_ptr, weight_ptr, bias_ptr, total_ptr, y_ptr, rows,
         DIM: tl.constexpr, EPS: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
-        """y = norm(x + added). ADD "": nothing added; "row": (C); "rows": (N, C), and total = x + added is stored."""
+        """y = norm(x + added); with ADD the sum, total, is stored too."""
         row, channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHANNELS)[None, :]
         offset, mask = row.to(tl.int64)[:, None] * DIM + channel, (row < rows)[:, None] & (channel < DIM)
         x = tl.load(x_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        if ADD == "row":
-            x += tl.load(added_ptr + channel, mask=channel < DIM, other=0.0).to(tl.float32)
-        if ADD == "rows":
+        if ADD:
             x += tl.load(added_ptr + offset, mask=mask, other=0.0).to(tl.float32)
             x = x.to(total_ptr.dtype.element_ty)  # the norm is that of the rounded sum, as in two steps
             tl.store(total_ptr + offset, x, mask=mask)
@@ -103,7 +96,7 @@ if HAS_TRITON:
 
 
 @variant
-def _forward_kernel(dim: int, eps: float, add: str) -> Kernel:
+def _forward_kernel(dim: int, eps: float, add: bool) -> Kernel:
     """Few threads per long row, so that each thread adds up more of it."""
     channels = next_power_of_2(dim)
     elements, warps = (2048, 4) if channels < 512 else (1024, 2)
@@ -123,19 +116,15 @@ def _backward_kernel(dim: int, eps: float) -> Kernel:
 
 
 def _normalize(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    return _launch(x, x, weight, bias, x, eps, "")
-
-
-def _bias_normalize(x: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    return _launch(x, shift, weight, bias, x, eps, "row")
+    return _launch(x, x, weight, bias, x, eps, False)
 
 
 def _add_normalize(x: Tensor, update: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     total = torch.empty_like(x)
-    return total, _launch(x, update, weight, bias, total, eps, "rows")
+    return total, _launch(x, update, weight, bias, total, eps, True)
 
 
-def _launch(x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, total: Tensor, eps: float, add: str) -> Tensor:
+def _launch(x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, total: Tensor, eps: float, add: bool) -> Tensor:
     y, dim = torch.empty_like(x), weight.shape[0]
     kernel, rows = _forward_kernel(dim, eps, add), x.numel() // dim
     kernel((cdiv(rows, kernel.constants["ROWS"]),), x, added, weight, bias, total, y, rows)
@@ -167,7 +156,6 @@ def _backward(ctx: Any, gradients: Any, g: Tensor) -> tuple[Tensor | None, ...]:
 
 _norm = FusedOp("layer_norm", _normalize, _gradients, backward=_backward)
 _add_norm = FusedOp("add_norm", _add_normalize)
-_bias_norm = FusedOp("bias_norm", _bias_normalize)
 
 
 def _supports_layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> bool:
@@ -177,18 +165,9 @@ def _supports_layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: floa
     return tokens.is_contiguous()
 
 
-def _supports_bias_norm(pixels: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float) -> bool:
-    return not dispatch.is_training() and _supports_layer_norm(pixels, weight, bias, eps)
-
-
 @register_op("layer_norm", reference=layer_norm_reference, supports=_supports_layer_norm)
 def layer_norm(tokens: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return _norm(tokens, weight, bias, eps)
-
-
-@register_op("bias_norm", reference=bias_norm_reference, supports=_supports_bias_norm)
-def bias_norm(pixels: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    return _bias_norm(pixels, shift, weight, bias, eps)
 
 
 # Sums of features (B, C, H, W). Inductor (torch 2.11) writes them in the order of their axes, not of their memory: ten
@@ -211,11 +190,6 @@ def add(features: Tensor, update: Tensor) -> Tensor:
     return (features.permute(0, 2, 3, 1) + update.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-def is_channel_norm(norm: nn.Module) -> bool:
-    """Whether this is a plain LayerNorm over the channels of (B, C, H, W), without hooks."""
-    return getattr(norm, "over_channels", False) and dispatch.is_plain(norm)
-
-
 def add_norm_reference(features: Tensor, update: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """The sum of features and update (B, C, H, W), and its norm over channels."""
     features = add(features, update)
@@ -223,7 +197,9 @@ def add_norm_reference(features: Tensor, update: Tensor, norm: nn.Module) -> tup
 
 
 def _supports_add_norm(features: Tensor, update: Tensor, norm: nn.Module) -> bool:
-    if dispatch.is_training() or not dispatch.on_gpu(features, update) or not is_channel_norm(norm):
+    if dispatch.is_training() or not dispatch.on_gpu(features, update):
+        return False
+    if not getattr(norm, "over_channels", False) or not dispatch.is_plain(norm):
         return False
     same = features.dtype == update.dtype and features.shape == update.shape
     layout = dispatch.is_channels_last(features) and dispatch.is_channels_last(update)

@@ -183,8 +183,9 @@ def linear_fixed_layout(vectors: Tensor, layer: nn.Module) -> Tensor:
 
 
 # grouped_linear: a batched product reads and writes strided parts of rows at a fraction of the memory bandwidth. The
-# matrix of a narrow group fits into shared memory, so a program takes some rows of one group. Wide groups are one dense
-# product with zeros between the groups: half-precision products wait for memory, not for arithmetic.
+# matrix of a narrow group fits into shared memory, so a program takes some rows of one group. Wide groups, such as the
+# two of VT's queries and keys, are one dense product with zeros between the groups: half-precision products wait for
+# memory, not for arithmetic.
 
 MAX_GROUP_DIM = 128
 
@@ -298,12 +299,8 @@ def _grouped_backward(ctx: Any, gradients: Any, g: Tensor) -> tuple[Tensor | Non
 _grouped_linear = FusedOp("grouped_linear", _grouped_forward, _grouped_gradients, _grouped_setup, _grouped_backward)
 
 
-def _computes_groups_in_half(vectors: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    return dispatch.on_gpu(vectors) and dispatch.computes_in_half(vectors)
-
-
 def _supports_grouped_linear(vectors: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    if not _computes_groups_in_half(vectors, weight) or not vectors.is_contiguous():
+    if not dispatch.on_gpu(vectors) or not dispatch.computes_in_half(vectors) or not vectors.is_contiguous():
         return False
     _, inputs, outputs = weight.shape
     return 16 <= inputs <= MAX_GROUP_DIM and 16 <= outputs <= MAX_GROUP_DIM
@@ -317,18 +314,12 @@ def grouped_linear(vectors: Tensor, weight: Tensor, bias: Tensor | None = None) 
     return _grouped_linear(rows, weight, bias).view(*vectors.shape[:-1], weight.shape[0] * weight.shape[2])
 
 
-@grouped_linear.add("block_diagonal", supports=_computes_groups_in_half)
+@grouped_linear.add("block_diagonal", lambda x, *_: dispatch.on_gpu(x) and dispatch.computes_in_half(x))
 def _linear_block_diagonal(vectors: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     dtype = dispatch.compute_dtype(vectors)
-    matrix = cached_layout(
-        weight, ("block_diagonal", dtype), lambda: block_diagonal(dispatch.cast(cast_weight(weight), dtype))
-    )
+
+    def build() -> Tensor:  # (D, C)
+        return torch.block_diag(*dispatch.cast(cast_weight(weight), dtype).transpose(1, 2))
+
+    matrix = cached_layout(weight, ("block_diagonal", dtype), build)
     return F.linear(vectors, matrix, None if bias is None else dispatch.cast(bias, dtype))
-
-
-def block_diagonal(weight: Tensor) -> Tensor:
-    """weight (groups, C/groups, D/groups) -> (D, C), zero between the groups; torch.block_diag launches per group."""
-    groups, inputs, outputs = weight.shape
-    matrix = weight.new_zeros(groups, outputs, groups, inputs)
-    matrix.diagonal(dim1=0, dim2=2).copy_(weight.permute(2, 1, 0))  # (D/groups, C/groups, groups)
-    return matrix.view(groups * outputs, groups * inputs)

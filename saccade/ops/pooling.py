@@ -17,15 +17,7 @@ from saccade.ops._dispatch import FusedOp, register_op
 from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
 from saccade.ops._rows import column_sum
 from saccade.ops.batch_norm import norm_act
-from saccade.ops.conv import (
-    FixedNorm,
-    convolve,
-    convolve_norm,
-    is_eager_inference,
-    is_stem_conv,
-    norm_arguments,
-    stem_conv,
-)
+from saccade.ops.conv import FixedNorm, conv, convolve, fixed_norm, is_eager_inference, is_stem_conv
 
 if HAS_TRITON:
     import triton.language as tl
@@ -35,18 +27,18 @@ if HAS_TRITON:
 MAX_CHANNELS = 512
 
 
-def conv_pool_relu_reference(images: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
-    """norm(relu(max_pool(conv(images)))), images (B, 3, H, W) -> (B, C, H/4, W/4); pooling 3x3 of stride 2.
+def conv_pool_relu_reference(images: Tensor, layer: nn.Module, norm: nn.Module) -> Tensor:
+    """norm(relu(max_pool(layer(images)))), images (B, 3, H, W) -> (B, C, H/4, W/4); pooling 3x3 of stride 2.
 
     The kernels know the norm by its method `pixel_norm_constants(channels) -> (eps, scale)`: every pixel normalised
     over its channels, with the biased variance plus eps, then multiplied by scale. Its class is a `plain_layer`.
     """
-    return norm(F.relu(F.max_pool2d(conv(images), 3, stride=2, padding=1)))
+    return norm(F.relu(F.max_pool2d(layer(images), 3, stride=2, padding=1)))
 
 
-def conv_norm_relu_pool_reference(images: Tensor, conv: nn.Module, norm: nn.Module, pool: nn.Module) -> Tensor:
-    """pool(relu(norm(conv(images)))), images (B, 3, H, W): the stem of a ResNet."""
-    return pool(F.relu(norm(conv(images))))
+def conv_norm_relu_pool_reference(images: Tensor, layer: nn.Module, norm: nn.Module, pool: nn.Module) -> Tensor:
+    """pool(relu(norm(layer(images)))), images (B, 3, H, W): the stem of a ResNet."""
+    return pool(F.relu(norm(layer(images))))
 
 
 def max_pool_reference(features: Tensor, pool: nn.Module) -> Tensor:
@@ -59,7 +51,7 @@ if HAS_TRITON:
     @jit
     @no_type_check
     def _pool_kernel(
-        x_ptr, weight_ptr, bias_ptr, mean_ptr, var_ptr, y_ptr, index_ptr, scale_ptr,
+        x_ptr, bias_ptr, weight_ptr, mean_ptr, var_ptr, y_ptr, index_ptr, scale_ptr,
         height, width, out_height, out_width,
         DIM: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr, RELU: tl.constexpr, PIXEL_NORM: tl.constexpr,
         PIXEL_EPS: tl.constexpr, PIXEL_SCALE: tl.constexpr, TRAIN: tl.constexpr, COLUMNS: tl.constexpr,
@@ -70,7 +62,7 @@ if HAS_TRITON:
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[:, None]
         channel = tl.arange(0, CHANNELS)[None, :]
         in_range = channel < DIM
-        gain, shift = affine_of_norm(weight_ptr, bias_ptr, mean_ptr, var_ptr, channel, in_range, EPS, NORM)
+        gain, shift = affine_of_norm(bias_ptr, weight_ptr, mean_ptr, var_ptr, channel, in_range, EPS, NORM)
         x_ptr += image.to(tl.int64) * height * width * DIM
         best = tl.full((COLUMNS, CHANNELS), float("-inf"), tl.float32)
         index = tl.zeros((COLUMNS, CHANNELS), tl.int32)
@@ -105,8 +97,7 @@ if HAS_TRITON:
     @no_type_check
     def _relu_norm_gradient_kernel(
         g_ptr, y_ptr, index_ptr, scale_ptr, g_pooled_ptr, rows,
-        DIM: tl.constexpr, PIXEL_NORM: tl.constexpr, PIXEL_SCALE: tl.constexpr, ROWS: tl.constexpr,
-        CHANNELS: tl.constexpr,
+        DIM: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         """The gradient before the norm of the pixels and the ReLU."""
         pixel = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -114,11 +105,9 @@ if HAS_TRITON:
         mask = (row < rows) & (channel < DIM)
         offset = row * DIM + channel
         g = tl.load(g_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        if PIXEL_NORM:
-            normed = tl.load(y_ptr + offset, mask=mask, other=0.0).to(tl.float32) / PIXEL_SCALE
-            scale = tl.load(scale_ptr + pixel, mask=pixel < rows, other=0.0)[:, None]
-            mean_g_normed = tl.sum(g * normed, 1)[:, None] / DIM
-            g = (g - tl.sum(g, 1)[:, None] / DIM - normed * mean_g_normed) * scale
+        normed = tl.load(y_ptr + offset, mask=mask, other=0.0).to(tl.float32) / SCALE
+        scale = tl.load(scale_ptr + pixel, mask=pixel < rows, other=0.0)[:, None]
+        g = (g - tl.sum(g, 1)[:, None] / DIM - normed * (tl.sum(g * normed, 1)[:, None] / DIM)) * scale
         g = tl.where(tl.load(index_ptr + offset, mask=mask, other=9) < 9, g, 0.0)
         tl.store(g_pooled_ptr + offset, g.to(g_pooled_ptr.dtype.element_ty), mask=mask)
 
@@ -164,14 +153,13 @@ def _pool(
 
 
 @variant
-def _gradient_kernels(channels: int, pixel_norm: bool, pixel_scale: float) -> tuple[Kernel, Kernel]:
-    constants = dict(PIXEL_NORM=pixel_norm, PIXEL_SCALE=pixel_scale)
-    before = Kernel(_relu_norm_gradient_kernel, **constants, **_tile(channels, "ROWS"))
+def _gradient_kernels(channels: int, pixel_scale: float) -> tuple[Kernel, Kernel]:
+    before = Kernel(_relu_norm_gradient_kernel, SCALE=pixel_scale, **_tile(channels, "ROWS"))
     return before, Kernel(_unpool_kernel, **_tile(channels))
 
 
 def _run_pool(
-    features: Tensor, norm: FixedNorm | None, relu: bool, pixel_eps: float | None, pixel_scale: float, train: bool
+    features: Tensor, norm: FixedNorm, relu: bool, pixel_eps: float | None, pixel_scale: float, train: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pooled features (B, C, H/2, W/2), in training also the indices of the maxima and the scales of the pixels."""
     features = features.contiguous(memory_format=torch.channels_last)
@@ -179,12 +167,12 @@ def _run_pool(
     out_height, out_width = cdiv(height, 2), cdiv(width, 2)
     size = batch, channels, out_height, out_width
     pooled = torch.empty(size, dtype=features.dtype, device=features.device, memory_format=torch.channels_last)
-    index = torch.empty_like(pooled, dtype=torch.uint8) if train else features
-    scale = features
+    index, scale = features, features  # not written in inference
     if train:
-        scales = (batch, out_height, out_width) if pixel_eps is not None else (0,)
+        index = torch.empty_like(pooled, dtype=torch.uint8)
+        scales = (0,) if pixel_eps is None else (batch, out_height, out_width)
         scale = torch.empty(scales, dtype=torch.float32, device=features.device)
-    kind, tensors, eps = norm_arguments(norm, features)
+    kind, tensors, eps = norm.arguments(features)
     kernel = _pool(channels, kind, eps, relu, pixel_eps, pixel_scale, train)
     grid = batch * out_height, cdiv(out_width, kernel.constants["COLUMNS"])
     kernel(grid, features, *tensors, pooled, index, scale, height, width, out_height, out_width)
@@ -192,47 +180,43 @@ def _run_pool(
 
 
 def _forward(
-    features: Tensor, bias: Tensor | None, relu: bool, pixel_eps: float | None, pixel_scale: float
+    features: Tensor, bias: Tensor | None, pixel_eps: float | None, pixel_scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    norm = None if bias is None else FixedNorm(bias.contiguous())
-    return _run_pool(features, norm, relu, pixel_eps, pixel_scale, True)
+    """In training: max pooling, and with a bias, which is added to its output, ReLU and the norm of the pixels."""
+    return _run_pool(features, FixedNorm(bias), bias is not None, pixel_eps, pixel_scale, True)
 
 
 def _gradients(
-    g: Tensor, pooled: Tensor, index: Tensor, scale: Tensor, height: int, width: int, relu: bool,
-    pixel_eps: float | None, pixel_scale: float, has_bias: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of the features, and of the bias in float32 (empty where there is none)."""
+    g: Tensor, index: Tensor, scale: Tensor, pooled: Tensor | None, height: int, width: int, pixel_scale: float
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the features, and of the bias in float32; without `pooled`, of the pooling alone."""
     g = g.contiguous(memory_format=torch.channels_last)
     batch, channels, out_height, out_width = g.shape
     rows = batch * out_height * out_width
-    before, unpool = _gradient_kernels(channels, pixel_eps is not None, pixel_scale)
-    if relu or pixel_eps is not None:
+    before, unpool = _gradient_kernels(channels, pixel_scale)
+    g_bias = g.new_empty(0, dtype=torch.float32)
+    if pooled is not None:
         g_pooled = torch.empty_like(g)
         before((cdiv(rows, before.constants["ROWS"]),), g, pooled, index, scale, g_pooled, rows)
-        g = g_pooled
+        g, g_bias = g_pooled, column_sum(g_pooled.permute(0, 2, 3, 1).view(rows, channels))
     size = batch, channels, height, width
     g_x = torch.empty(size, dtype=g.dtype, device=g.device, memory_format=torch.channels_last)
     grid = batch * height, cdiv(width, unpool.constants["COLUMNS"])
     unpool(grid, g, index, g_x, height, width, out_height, out_width)
-    if not has_bias:
-        return g_x, g.new_empty(0, dtype=torch.float32)
-    return g_x, column_sum(g.permute(0, 2, 3, 1).view(rows, channels))
+    return g_x, g_bias
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
-    features, bias, *ctx.settings = inputs
+    features, bias, _, ctx.pixel_scale = inputs
     pooled, index, scale = output
     ctx.size, ctx.bias_dtype = features.shape[2:], None if bias is None else bias.dtype
     ctx.mark_non_differentiable(index, scale)
-    ctx.save_for_backward(index, scale, *((pooled,) if ctx.settings[1] is not None else ()))
+    ctx.save_for_backward(index, scale, None if bias is None else pooled)
 
 
 def _backward(ctx: Any, gradients: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    index, scale, *pooled = ctx.saved_tensors
-    dtype = ctx.bias_dtype
-    g_x, g_bias = gradients(g, *(pooled or (g,)), index, scale, *ctx.size, *ctx.settings, dtype is not None)
-    return g_x, None if dtype is None else dispatch.cast(g_bias, dtype), None, None, None
+    g_x, g_bias = gradients(g, *ctx.saved_tensors, *ctx.size, ctx.pixel_scale)
+    return g_x, None if ctx.bias_dtype is None else dispatch.cast(g_bias, ctx.bias_dtype), None, None
 
 
 _max_pool = FusedOp("max_pool", _forward, _gradients, _setup, _backward)
@@ -253,50 +237,46 @@ def _supports_max_pool(features: Tensor, pool: nn.Module) -> bool:
 
 @register_op("max_pool", reference=max_pool_reference, supports=_supports_max_pool)
 def max_pool(features: Tensor, pool: nn.Module) -> Tensor:
-    return _max_pool(features, None, False, None, 1.0)[0]
+    return _max_pool(features, None, None, 1.0)[0]
 
 
-def _pools_in_kernel(images: Tensor, conv: nn.Module, norm: nn.Module, pool: nn.Module) -> bool:
-    inference = is_eager_inference(images, (conv,), (norm,)) and _is_usual_pool(pool)
-    return inference and isinstance(conv, nn.Conv2d) and conv.out_channels <= MAX_CHANNELS
+def _pools_in_kernel(images: Tensor, layer: nn.Module, norm: nn.Module, pool: nn.Module) -> bool:
+    inference = is_eager_inference(images, (layer,), (norm,)) and _is_usual_pool(pool)
+    return inference and isinstance(layer, nn.Conv2d) and layer.out_channels <= MAX_CHANNELS
 
 
 @register_op("conv_norm_relu_pool", reference=conv_norm_relu_pool_reference, supports=_pools_in_kernel)
-def conv_norm_relu_pool(images: Tensor, conv: nn.Module, norm: nn.Module, pool: nn.Module) -> Tensor:
-    assert isinstance(conv, nn.Conv2d)
-    raw, fixed = convolve_norm(images, conv, norm)
-    return _run_pool(raw, fixed, True, None, 1.0, False)[0]
+def conv_norm_relu_pool(images: Tensor, layer: Any, norm: nn.Module, pool: nn.Module) -> Tensor:
+    return _run_pool(convolve(images, layer), fixed_norm(norm, layer.bias), True, None, 1.0, False)[0]
 
 
 @conv_norm_relu_pool.add("composed", lambda images, *_: dispatch.on_gpu(images))
-def _conv_norm_relu_pool(images: Tensor, conv: nn.Module, norm: nn.Module, pool: nn.Module) -> Tensor:
+def _conv_norm_relu_pool(images: Tensor, layer: nn.Module, norm: nn.Module, pool: nn.Module) -> Tensor:
     """The operations after each other; each decides by itself what it can fuse."""
-    return max_pool(norm_act(stem_conv(images, conv), norm, act="relu"), pool)
+    return max_pool(norm_act(conv(images, layer), norm, act="relu"), pool)
 
 
-def _supports_pixel_norm(images: Tensor, conv: nn.Module, norm: nn.Module) -> bool:
+def _supports_pixel_norm(images: Tensor, layer: nn.Module, norm: nn.Module) -> bool:
     """In eager mode, and in training under torch.compile."""
-    if not dispatch.on_gpu(images) or type(conv) is not nn.Conv2d or conv.out_channels > MAX_CHANNELS:
+    if not dispatch.on_gpu(images) or type(layer) is not nn.Conv2d or layer.out_channels > MAX_CHANNELS:
         return False
-    if not hasattr(norm, "pixel_norm_constants") or not dispatch.is_plain(conv, norm):
+    if layer.bias is None or not hasattr(norm, "pixel_norm_constants") or not dispatch.is_plain(layer, norm):
         return False
     return dispatch.is_training() or not dispatch.is_compiling()
 
 
 @register_op("conv_pool_relu", reference=conv_pool_relu_reference, supports=_supports_pixel_norm)
-def conv_pool_relu(images: Tensor, conv: nn.Module, norm: Any) -> Tensor:
-    assert isinstance(conv, nn.Conv2d)
-    eps, scale = norm.pixel_norm_constants(conv.out_channels)
-    raw = convolve(images, conv)
+def conv_pool_relu(images: Tensor, layer: Any, norm: Any) -> Tensor:
+    eps, scale = norm.pixel_norm_constants(layer.out_channels)
+    raw = convolve(images, layer)
     if dispatch.is_training():
-        return _max_pool(raw, conv.bias, True, eps, scale)[0]
-    return _run_pool(raw, None if conv.bias is None else FixedNorm(conv.bias), True, eps, scale, False)[0]
+        return _max_pool(raw, layer.bias, eps, scale)[0]
+    return _run_pool(raw, FixedNorm(layer.bias), True, eps, scale, False)[0]
 
 
-@conv_pool_relu.add("blocks", lambda images, conv, norm: is_stem_conv(images, conv))
-def _conv_pool_relu_blocks(images: Tensor, conv: nn.Module, norm: nn.Module) -> Tensor:
+@conv_pool_relu.add("blocks", lambda images, layer, norm: is_stem_conv(images, layer))
+def _conv_pool_relu_blocks(images: Tensor, layer: Any, norm: nn.Module) -> Tensor:
     """Inference under torch.compile: the bias is added after the pooling, which gives the same result."""
-    assert isinstance(conv, nn.Conv2d)
-    pooled = F.max_pool2d(convolve(images, conv), 3, stride=2, padding=1)
-    pooled = pooled if conv.bias is None else pooled + conv.bias.to(pooled.dtype).view(-1, 1, 1)
+    pooled = F.max_pool2d(convolve(images, layer), 3, stride=2, padding=1)
+    pooled = pooled if layer.bias is None else pooled + layer.bias.to(pooled.dtype).view(-1, 1, 1)
     return norm(F.relu(pooled))

@@ -41,7 +41,7 @@ def compare(op, implementation, features, *layers, tolerance=1e-5, **options):
         doubled = [copy.deepcopy(layer).double() for layer in layers]
         options = {
             key: value.double() if isinstance(value, Tensor)
-            else [copy.deepcopy(layer).double() for layer in value] if key == "shortcut_layers" else value
+            else copy.deepcopy(value).double() if isinstance(value, nn.Module) else value
             for key, value in options.items()
         }  # fmt: skip
         expected = op.reference(features.double(), *doubled, **options)
@@ -54,13 +54,20 @@ def compare(op, implementation, features, *layers, tolerance=1e-5, **options):
 NORMS = {"norm": eval_norm, "affine": affine, "folded": lambda channels: nn.Identity()}
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("act", ["", "gelu", "silu"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(2, 8, 5, 6), (1, 3, 1, 1)])
-def test_conv_act_norm_matches_reference_in_inference(norm, act, bias, shape):
+def test_conv_matches_reference_in_inference(bias, shape):
     layer = nn.Conv2d(shape[1], 12, 3, padding=1, bias=bias)
-    compare(conv.conv_act_norm, "epilogue", channels_last(*shape), layer, NORMS[norm](12), act=act)
+    compare(conv.conv, "epilogue" if bias else "reference", channels_last(*shape), layer)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("act", ["", "relu"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(2, 8, 5, 6), (1, 3, 1, 1)])
+def test_conv_norm_act_computes_gelu_before_the_norm(norm, act, bias, shape):
+    layer = nn.Conv2d(shape[1], 12, 3, padding=1, bias=bias)
+    compare(conv.conv_norm_act, "epilogue", channels_last(*shape), layer, NORMS[norm](12), act=act, pre_act="gelu")
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -72,21 +79,21 @@ def test_conv_norm_act_matches_reference_in_inference(norm, act, shortcut, bias)
     if shortcut:
         options["shortcut"] = channels_last(2, 12, 5, 6, seed=3)
     if shortcut in NORMS:
-        options["shortcut_layers"] = [nn.Conv2d(12, 12, 1, bias=bias).to(DEVICE), NORMS[shortcut](12).to(DEVICE)]
+        options["shortcut_layers"] = nn.Sequential(nn.Conv2d(12, 12, 1, bias=bias), NORMS[shortcut](12)).to(DEVICE)
     layer = nn.Conv2d(8, 12, 3, padding=1, bias=bias)
-    compare(conv.conv_norm_act, "triton", channels_last(2, 8, 5, 6), layer, NORMS[norm](12), act=act, **options)
+    compare(conv.conv_norm_act, "epilogue", channels_last(2, 8, 5, 6), layer, NORMS[norm](12), act=act, **options)
 
 
 def test_epilogue_matches_reference_in_half_precision():
     layer = nn.Conv2d(8, 40, 1).to(HALF)
     features, shortcut = channels_last(2, 8, 9, 7, dtype=HALF), channels_last(2, 40, 9, 7, dtype=HALF)
-    compare(conv.conv_norm_act, "triton", features, layer, eval_norm(40), act="relu", shortcut=shortcut, tolerance=1e-2)
-    compare(conv.conv_act_norm, "epilogue", features, layer, eval_norm(40), act="gelu", tolerance=1e-2)
+    for options in ({"act": "relu", "shortcut": shortcut}, {"pre_act": "gelu"}):
+        compare(conv.conv_norm_act, "epilogue", features, layer, eval_norm(40), tolerance=1e-2, **options)
 
 
 def test_epilogue_accepts_contiguous_features_and_an_empty_batch():
     layer, norm = nn.Conv2d(8, 12, 1).to(DEVICE), eval_norm(12).to(DEVICE)
-    compare(conv.conv_norm_act, "triton", randn(2, 8, 5, 6), layer, norm, act="relu", shortcut=randn(2, 12, 5, 6))
+    compare(conv.conv_norm_act, "epilogue", randn(2, 8, 5, 6), layer, norm, act="relu", shortcut=randn(2, 12, 5, 6))
     with torch.no_grad(), kernels_allowed():
         assert conv.conv_norm_act(randn(0, 8, 5, 6), layer, norm, "relu").shape == (0, 12, 5, 6)
 
@@ -121,7 +128,8 @@ class Training:
         if shortcut:
             options["shortcut"] = shortcut[0]
         if self.shortcut_conv:
-            options["shortcut_layers"] = conv_of(shortcut[1]), nn.BatchNorm2d(weight.shape[0]).to(features).train()
+            shortcut_norm = nn.BatchNorm2d(weight.shape[0]).to(features).train()
+            options["shortcut_layers"] = nn.Sequential(conv_of(shortcut[1]), shortcut_norm)
         return (features, conv_of(weight, padding=1), norm), options
 
     def implementation(self, *inputs):
@@ -145,36 +153,36 @@ def test_conv_norm_act_matches_reference_in_training(case):
     if case == "shortcut convolution":
         inputs += [randn(12, 12, 1, 1)]
     op = Training(conv.conv_norm_act, shortcut_conv=case == "shortcut convolution", act="relu")
-    check(op, *inputs, implementation="norm_act", tolerance=1e-4)
+    check(op, *inputs, implementation="composed", tolerance=1e-4)
 
 
-def test_conv_act_norm_matches_reference_in_training():
+def test_conv_norm_act_computes_gelu_before_the_norm_in_training():
     inputs = channels_last(2, 8, 5, 6), randn(12, 8, 3, 3)
-    check(Training(conv.conv_act_norm, act="gelu"), *inputs, implementation="norm_act", tolerance=1e-4)
+    check(Training(conv.conv_norm_act, pre_act="gelu"), *inputs, implementation="composed", tolerance=1e-4)
 
 
 def test_conv_norm_act_drops_paths_between_norm_and_sum():
     layer, norm, features = nn.Conv2d(8, 8, 1).to(DEVICE), nn.BatchNorm2d(8).to(DEVICE), channels_last(4, 8, 3, 3)
     with kernels_allowed():
-        dropped = conv.conv_norm_act(features, layer, norm, "relu", features, (), DropPath(1 - 1e-7).train())
+        dropped = conv.conv_norm_act(features, layer, norm, "relu", features, None, DropPath(1 - 1e-7).train())
         torch.testing.assert_close(dropped, F.relu(features))
-        output = conv.conv_norm_act(features, layer, norm.eval(), "relu", features, (), DropPath(0.5).eval())
+        output = conv.conv_norm_act(features, layer, norm.eval(), "relu", features, None, DropPath(0.5).eval())
         torch.testing.assert_close(output, F.relu(norm(layer(features)) + features), rtol=1e-5, atol=1e-5)
         with torch.no_grad():
-            arguments = features, layer, norm, "relu", features, ()
-            assert conv.conv_norm_act.implementation(*arguments, DropPath(0.5).eval()) == "triton"
+            arguments = features, layer, norm, "relu", features, None
+            assert conv.conv_norm_act.implementation(*arguments, DropPath(0.5).eval()) == "epilogue"
             assert conv.conv_norm_act.implementation(*arguments, DropPath(0.5).train()) == "reference"
 
 
 @torch.no_grad()
-def test_conv_ops_use_reference_where_layers_have_hooks_or_other_types():
+def test_conv_norm_act_uses_reference_where_layers_have_hooks_or_other_types():
     features, layer, norm = channels_last(2, 8, 5, 6), nn.Conv2d(8, 8, 1).to(DEVICE), eval_norm(8).to(DEVICE)
     hooked = copy.deepcopy(layer)
     hooked.register_forward_hook(lambda *_: None)
     shortcut = nn.Sequential(copy.deepcopy(layer), copy.deepcopy(norm))
     implementation = conv.conv_norm_act.implementation
     with kernels_allowed():
-        assert implementation(features, layer, norm, "relu", features, shortcut) == "triton"
+        assert implementation(features, layer, norm, "relu", features, shortcut) == "epilogue"
         assert implementation(features, hooked, norm, "relu") == "reference"
         assert implementation(features, layer, copy.deepcopy(norm).train(), "relu") == "reference"
         assert implementation(features, layer, nn.GroupNorm(2, 8), "relu") == "reference"
@@ -218,7 +226,6 @@ def gpu_features(channels: int = 16, dtype: torch.dtype = torch.bfloat16) -> Ten
 def test_cudnn_applies_to_half_precision_and_channels_in_eights(fake_gpu, monkeypatch):
     layer = nn.Conv2d(16, 16, 3, padding=1, device="cuda", dtype=torch.bfloat16)
     assert conv._can_use_cudnn(gpu_features(), layer)
-    assert not conv._can_use_cudnn(gpu_features(dtype=torch.float32), layer)
     assert not conv._can_use_cudnn(gpu_features(12), nn.Conv2d(12, 16, 1))
     assert not conv._can_use_cudnn(gpu_features(), nn.Conv2d(16, 12, 1))
     assert not conv._can_use_cudnn(gpu_features(), nn.Conv2d(16, 16, 1, groups=2))
@@ -233,12 +240,22 @@ def test_cudnn_applies_to_half_precision_and_channels_in_eights(fake_gpu, monkey
 
 @torch.no_grad()
 def test_cudnn_ends_eager_convolutions_whose_norm_is_folded(fake_gpu):
+    def implementation(layer, shortcut=None, layers=None, norm=None, act="relu"):
+        return conv.conv_norm_act.implementation(gpu_features(), layer, norm or nn.Identity(), act, shortcut, layers)
+
     layer = nn.Conv2d(16, 16, 3, padding=1, device="cuda", dtype=torch.bfloat16)
-    assert conv._folded_into_cudnn(gpu_features(), layer, None)
-    assert conv._folded_into_cudnn(gpu_features(), layer, gpu_features())
-    assert not conv._folded_into_cudnn(gpu_features(), nn.Conv2d(16, 16, 3, padding=1, device="cuda"), None)
-    assert not conv._folded_into_cudnn(gpu_features(), layer, gpu_features().contiguous())
-    assert not conv._folded_into_cudnn(gpu_features(), layer, gpu_features().float())
+    assert implementation(layer) == implementation(layer, gpu_features()) == "cudnn"
+    assert implementation(layer, gpu_features(), nn.Sequential(layer, nn.Identity())) == "cudnn"
+    assert implementation(layer, act="") == "epilogue"
+    assert implementation(layer, norm=eval_norm(16)) == "epilogue"
+    assert implementation(layer, gpu_features(), nn.Sequential(layer, eval_norm(16))) == "epilogue"
+    assert implementation(nn.Conv2d(16, 16, 3, padding=1, device="cuda")) == "epilogue"
+    assert implementation(layer, gpu_features().contiguous()) == "epilogue"
+    assert implementation(layer, gpu_features().float()) == "epilogue"
+    with torch.enable_grad():
+        assert implementation(layer) == "composed"
+    layer.register_forward_hook(lambda *_: None)
+    assert implementation(layer) == "reference"
 
 
 @torch.no_grad()
@@ -262,7 +279,8 @@ def test_inductor_keeps_the_strides_of_cudnn_inputs(fake_gpu):
 
 @torch.no_grad()
 @pytest.mark.parametrize("shortcut", ["", "features", "layers"])
-def test_folded_norms_match_reference(monkeypatch, shortcut):
+@pytest.mark.parametrize("norm", NORMS)
+def test_folded_norms_match_reference(monkeypatch, norm, shortcut):
     """The arithmetic around cuDNN's call, which is replaced by its definition."""
 
     def conv_relu(features, weight, bias, layer, shortcut):
@@ -270,10 +288,11 @@ def test_folded_norms_match_reference(monkeypatch, shortcut):
         return F.relu(y if shortcut is None else y + shortcut)
 
     monkeypatch.setattr(conv, "_cudnn_conv_relu", conv_relu)
-    layer, norm, features = nn.Conv2d(8, 8, 3, padding=1), eval_norm(8), torch.randn(2, 8, 5, 6)
-    layers = (nn.Conv2d(8, 8, 1), eval_norm(8, seed=1)) if shortcut == "layers" else ()
-    arguments = features, layer, norm, "relu", features if shortcut else None, layers
-    torch.testing.assert_close(conv._conv_norm_act_folded(*arguments), conv.conv_norm_act.reference(*arguments))
+    layer, features = nn.Conv2d(8, 8, 3, padding=1), torch.randn(2, 8, 5, 6)
+    layers = nn.Sequential(nn.Conv2d(8, 8, 1), eval_norm(8, seed=1)) if shortcut == "layers" else None
+    arguments = features, layer, NORMS[norm](8).cpu(), "relu", features if shortcut else None, layers
+    expected = conv.conv_norm_act.reference(*arguments)
+    torch.testing.assert_close(conv._conv_norm_act_cudnn(*arguments), expected, rtol=1e-5, atol=1e-5)
 
 
 def operators(module: nn.Module, *inputs: Tensor) -> tuple[Tensor, list[str]]:
@@ -305,10 +324,10 @@ def test_compiled_inference_folds_norms_into_cudnn(monkeypatch):
     decided = []
 
     def supports(*args, **kwargs):
-        decided.append(conv._folds_in_graph(*args, **kwargs))
+        decided.append(conv._folds_into_cudnn(*args, **kwargs))
         return False
 
-    monkeypatch.setattr(conv.conv_norm_act, "fused", [("cudnn", supports, conv._conv_norm_act_folded)])
+    monkeypatch.setattr(conv.conv_norm_act, "fused", [("cudnn", supports, conv._conv_norm_act_cudnn)])
     features = torch.randn(2, 16, 5, 5).to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
     block = Block(conv.conv_norm_act, nn.Conv2d(16, 16, 1, bias=False), eval_norm(16), act="relu")
 
@@ -329,46 +348,23 @@ def test_compiled_inference_folds_norms_into_cudnn(monkeypatch):
             assert decision() == []
 
 
-# conv_norm
-
-
-class ChannelNorm(nn.LayerNorm):
-    def forward(self, features: Tensor) -> Tensor:
-        return super().forward(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
-@pytest.mark.parametrize("shape", [(2, 8, 5, 6), (1, 3, 1, 1)])
-def test_conv_norm_matches_reference(shape):
-    layer = nn.Conv2d(shape[1], 12, 3, padding=1)
-    compare(conv.conv_norm, "triton", channels_last(*shape), layer, ChannelNorm(12))
-
-
-def test_conv_norm_uses_reference_in_eager_training_and_without_bias():
-    features, norm = channels_last(2, 8, 5, 6), ChannelNorm(12)
-    with kernels_allowed():
-        assert conv.conv_norm.implementation(features, nn.Conv2d(8, 12, 1), norm) == "reference"
-        with torch.no_grad():
-            assert conv.conv_norm.implementation(features, nn.Conv2d(8, 12, 1), norm) == "triton"
-            assert conv.conv_norm.implementation(features, nn.Conv2d(8, 12, 1, bias=False), norm) == "reference"
-
-
 # The first convolution, 3x3 of stride 2.
 
 
 class FirstConv:
-    """`first_conv` as a function of tensors; the images get no gradient."""
+    """`conv` of a first convolution as a function of tensors; the images get no gradient."""
 
     def layer(self, weight, bias):
         return conv_of(weight, bias, stride=2, padding=1)
 
     def implementation(self, images, weight, bias):
-        return conv.first_conv.implementation(images.detach(), self.layer(weight, bias))
+        return conv.conv.implementation(images.detach(), self.layer(weight, bias))
 
     def __call__(self, images, weight, bias):
-        return conv.first_conv(images.detach(), self.layer(weight, bias))
+        return conv.conv(images.detach(), self.layer(weight, bias))
 
     def reference(self, images, weight, bias):
-        return conv.first_conv.reference(images.detach(), self.layer(weight, bias))
+        return conv.conv.reference(images.detach(), self.layer(weight, bias))
 
 
 @pytest.mark.parametrize("size", [(2, 18, 11), (1, 1, 1), (1, 7, 40)])
@@ -382,23 +378,23 @@ def test_first_conv_matches_reference(size, layout, out):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("act", ["", "gelu"])
-def test_first_conv_computes_gelu_and_norm_in_inference(norm, act):
+@pytest.mark.parametrize("pre_act", ["", "gelu"])
+def test_first_conv_computes_gelu_and_norm_in_inference(norm, pre_act):
     layer = nn.Conv2d(3, 24, 3, stride=2, padding=1).to(HALF)
     images = channels_last(2, 3, 17, 12, dtype=HALF)
-    compare(conv.conv_act_norm, "triton", images, layer, NORMS[norm](24), act=act, tolerance=1e-2)
+    compare(conv.conv_norm_act, "triton", images, layer, NORMS[norm](24), pre_act=pre_act, tolerance=1e-2)
 
 
 def test_first_conv_of_an_empty_batch_is_empty():
     layer = nn.Conv2d(3, 24, 3, stride=2, padding=1).to(DEVICE, HALF)
     with kernels_allowed():
-        assert conv.first_conv(randn(0, 3, 9, 9, dtype=HALF), layer).shape == (0, 24, 5, 5)
+        assert conv.conv(randn(0, 3, 9, 9, dtype=HALF), layer).shape == (0, 24, 5, 5)
 
 
 def test_first_conv_uses_other_implementations_for_other_convolutions():
     images = randn(2, 3, 9, 9, dtype=HALF)
     usual = nn.Conv2d(3, 24, 3, stride=2, padding=1).to(DEVICE, HALF)
-    implementation = conv.first_conv.implementation
+    implementation = conv.conv.implementation
     layers = [
         nn.Conv2d(3, 24, 3, stride=1, padding=1),
         nn.Conv2d(3, 24, 3, stride=2),
@@ -427,6 +423,14 @@ def test_first_conv_uses_other_implementations_for_other_convolutions():
 # The stem of ResNets, 7x7 of stride 2, over blocks of pixels.
 
 
+def to_blocks_reference(images: Tensor, dtype: torch.dtype, channels: int) -> Tensor:
+    """images (B, 3, H, W) -> blocks (B, channels, H/2 + 3, W/2 + 3); block j has the pixels 2 j - 4 and 2 j - 3."""
+    height, width = images.shape[2:]
+    padded = F.pad(images, (4, 2 + width % 2, 4, 2 + height % 2, 0, channels // 4 - 3))
+    blocks = F.pixel_unshuffle(padded, 2).unflatten(1, (-1, 4))  # (B, colours, 4, ...)
+    return blocks.transpose(1, 2).flatten(1, 2).to(dtype).contiguous(memory_format=torch.channels_last)
+
+
 @settings(max_examples=12, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 20), st.sampled_from((12, 16)))
 def test_convolution_over_blocks_is_the_convolution_over_pixels(height, width, channels):
@@ -435,7 +439,7 @@ def test_convolution_over_blocks_is_the_convolution_over_pixels(height, width, c
     over_blocks = conv.block_weight(weight, torch.float64, channels)
     assert over_blocks.shape == (5, channels, 4, 4)
     assert over_blocks.is_contiguous(memory_format=torch.channels_last)
-    y = F.conv2d(conv.to_blocks_reference(images, torch.float64, channels), over_blocks)
+    y = F.conv2d(to_blocks_reference(images, torch.float64, channels), over_blocks)
     expected = F.conv2d(images, weight, stride=2, padding=3)
     torch.testing.assert_close(y, expected)
     g = torch.randn_like(expected)
@@ -450,23 +454,23 @@ def test_to_blocks_matches_reference(size, layout, dtype, channels):
     images = randn(2, 3, *size).contiguous(memory_format=layout)
     blocks = conv.to_blocks(images, dtype, channels)
     assert blocks.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(blocks, conv.to_blocks_reference(images, dtype, channels))
+    assert torch.equal(blocks, to_blocks_reference(images, dtype, channels))
 
 
 class StemConv:
-    """`stem_conv` as a function of tensors; the images get no gradient."""
+    """`conv` of a stem as a function of tensors; the images get no gradient."""
 
     def layer(self, weight, bias):
         return conv_of(weight, bias, stride=2, padding=3)
 
     def implementation(self, images, weight, bias):
-        return conv.stem_conv.implementation(images.detach(), self.layer(weight, bias))
+        return conv.conv.implementation(images.detach(), self.layer(weight, bias))
 
     def __call__(self, images, weight, bias):
-        return conv.stem_conv(images.detach(), self.layer(weight, bias))
+        return conv.conv(images.detach(), self.layer(weight, bias))
 
     def reference(self, images, weight, bias):
-        return conv.stem_conv.reference(images.detach(), self.layer(weight, bias))
+        return conv.conv.reference(images.detach(), self.layer(weight, bias))
 
 
 @pytest.mark.parametrize("size", [(2, 18, 11), (1, 5, 41)])
@@ -475,7 +479,8 @@ class StemConv:
 def test_stem_conv_matches_reference(size, layout, out):
     batch, height, width = size
     images = randn(batch, 3, height, width, dtype=HALF).contiguous(memory_format=layout)
-    check(StemConv(), images, randn(out, 3, 7, 7, dtype=HALF) / 10, randn(out, dtype=HALF))
+    inputs = images, randn(out, 3, 7, 7, dtype=HALF) / 10, randn(out, dtype=HALF)
+    check(StemConv(), *inputs, implementation="blocks")
 
 
 @pytest.mark.parametrize("out", [20, 64])
@@ -506,15 +511,15 @@ def test_stem_weight_over_blocks_is_cached_for_frozen_weights(monkeypatch):
     images, built, build = randn(1, 3, 9, 9, dtype=HALF), [], conv.block_weight
     monkeypatch.setattr(conv, "block_weight", lambda *args: built.append(1) or build(*args))
     with kernels_allowed():
-        conv.stem_conv(images, layer)
-        conv.stem_conv(images, layer)
+        conv.conv(images, layer)
+        conv.conv(images, layer)
         assert len(built) == 2
         _weights.freeze_weights([layer.weight])
-        conv.stem_conv(images, layer)
-        conv.stem_conv(images, layer)
+        conv.conv(images, layer)
+        conv.conv(images, layer)
         assert len(built) == 3
         layer.weight.mul_(2)
-        torch.testing.assert_close(conv.stem_conv(images, layer), layer(images), rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(conv.conv(images, layer), layer(images), rtol=1e-2, atol=1e-2)
 
 
 def test_stem_conv_uses_reference_for_other_convolutions():
@@ -528,9 +533,9 @@ def test_stem_conv_uses_reference_for_other_convolutions():
         nn.Conv2d(3, 8, 7, 2, 3, dilation=2),
         nn.Conv2d(4, 8, 7, 2, 3),
     ]
-    usual, implementation = nn.Conv2d(3, 8, 7, 2, 3).to(HALF), conv.stem_conv.implementation
+    usual, implementation = nn.Conv2d(3, 8, 7, 2, 3).to(HALF), conv.conv.implementation
     with kernels_allowed():
-        assert implementation(images, usual) == "triton"
+        assert implementation(images, usual) == "blocks"
         assert [implementation(images, layer.to(DEVICE, HALF)) for layer in layers] == ["reference"] * 7
         assert implementation(images.float(), copy.deepcopy(usual).float()) == "reference"
         assert implementation(images, copy.deepcopy(usual).float()) == "reference"
@@ -543,9 +548,9 @@ def test_stems_compile_the_same_kernels_for_all_sizes():
     with torch.no_grad(), kernels_allowed(), record_specializations(execute=False) as compiled:
         for size in range(1, 60):
             images = torch.zeros(size % 3, 3, size, 70 - size, dtype=HALF, device=DEVICE)
-            conv.first_conv(images, first)
-            conv.stem_conv(images, stem)
-    assert len(compiled) == 2
+            conv.conv(images, first)
+            conv.conv(images, stem)
+    assert len(compiled) == 3  # and the bias of the second
 
 
 @pytest.mark.slow
@@ -560,13 +565,13 @@ def test_conv_operators_are_consistent():
     opcheck(conv._first_conv.operator, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
-@pytest.mark.parametrize("op", ["first_conv", "stem_conv"])
-def test_compiled_training_of_stems_uses_their_operators(op):
-    layer = nn.Conv2d(3, 8, 3, 2, 1) if op == "first_conv" else nn.Conv2d(3, 8, 7, 2, 3)
+@pytest.mark.parametrize("operator", ["first_conv", "stem_conv"])
+def test_compiled_training_of_stems_uses_their_operators(operator):
+    layer = nn.Conv2d(3, 8, 3, 2, 1) if operator == "first_conv" else nn.Conv2d(3, 8, 7, 2, 3)
     layer, images = layer.to(DEVICE, HALF), randn(2, 3, 9, 7, dtype=HALF)
     with kernels_allowed():
-        y, names = operators(Block(getattr(conv, op), layer), images)
-        assert names == [op]
+        y, names = operators(Block(conv.conv, layer), images)
+        assert names == [operator]
         torch.testing.assert_close(y, layer(images), rtol=1e-2, atol=1e-2)
         y.sum().backward()
     assert layer.weight.grad is not None

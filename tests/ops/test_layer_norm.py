@@ -13,11 +13,9 @@ from saccade.layers.norm import ChannelNorm, TokenNorm
 from saccade.ops._launch import record_specializations
 from saccade.ops.layer_norm import (
     _add_norm,
-    _bias_norm,
     _norm,
     add,
     add_norm,
-    bias_norm,
     layer_norm,
 )
 from tests.ops.compare import DEVICE, HALF, check, kernels_allowed, needs_triton, randn, relative_error, zeros
@@ -61,13 +59,6 @@ def test_norm_of_features_matches_float64_and_keeps_the_layout(shape):
     expected = torch.autograd.grad(exact(doubled), [doubled, *exact.parameters()], g.double())
     for ours, reference in zip([output, *gradients], [exact(doubled), *expected], strict=True):
         torch.testing.assert_close(ours.double(), reference, rtol=1e-4, atol=1e-5)
-
-
-@needs_triton
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@torch.no_grad()
-def test_bias_norm_matches_reference(dtype):
-    check(bias_norm, randn(2, 5, 5, 96, dtype=dtype), randn(96, seed=5), *parameters(96), 1e-6, backward=False)
 
 
 @needs_triton
@@ -126,7 +117,6 @@ def test_norm_operators_are_consistent():
     opcheck(_norm.operator, (x, weight, bias, 1e-6))
     opcheck(_norm.operator, (x.clone().requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), 1e-6))
     opcheck(_add_norm.operator, (x, randn(3, 5, 8, seed=1), weight.detach(), bias.detach(), 1e-6))
-    opcheck(_bias_norm.operator, (x, randn(8), weight.detach(), bias.detach(), 1e-6))
 
 
 @needs_triton

@@ -39,11 +39,7 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[], Callable[..., Any]]]] = {
         lambda: (lambda norm: lambda x, u: ops.add_norm(x, u, norm.to(x.dtype)))(module(ChannelNorm(C))),
     ),
     "ops.clamp_gradient": (("points",), lambda: lambda x: ops.clamp_gradient(x, torch.tensor(0.1, dtype=x.dtype))),
-    "ops.conv_act_norm": (
-        ("features",),
-        lambda: with_layers(ops.conv_act_norm, nn.Conv2d(C, C, 3, padding=1), nn.BatchNorm2d(C)),
-    ),
-    "ops.conv_norm": (("features",), lambda: with_layers(ops.conv_norm, nn.Conv2d(C, C, 3, padding=1), ChannelNorm(C))),
+    "ops.conv": (("features",), lambda: with_layers(conv.conv, nn.Conv2d(C, C, 3, padding=1))),
     "ops.conv_norm_act": (
         ("features",),
         lambda: with_layers(ops.conv_norm_act, nn.Conv2d(C, C, 3, padding=1), nn.BatchNorm2d(C)),
@@ -63,7 +59,6 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[], Callable[..., Any]]]] = {
         ("features",),
         lambda: with_layers(ops.depthwise_gelu, nn.Conv2d(C, C, 5, padding=2, groups=C)),
     ),
-    "ops.first_conv": (("images",), lambda: with_layers(ops.first_conv, nn.Conv2d(3, C, 3, 2, 1))),
     "ops.grouped_linear": (
         ("pixels",),
         lambda: lambda x: ops.grouped_linear(x, torch.linspace(-1, 1, C * C // 2).reshape(2, C // 2, C // 2).to(x)),
@@ -90,11 +85,9 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[], Callable[..., Any]]]] = {
     ),
     "ops.token_attention": (("tokens", "tokens"), lambda: lambda qk, v: attention.token_attention(qk, v, 2)),
     "ops.layer_norm": (("pixels",), lambda: with_layer(nn.LayerNorm(C), _layer_norm)),
-    "ops.bias_norm": (("pixels",), lambda: with_layer(nn.LayerNorm(C), _bias_norm)),
     "ops.linear": (("pixels",), lambda: with_layer(nn.Linear(C, M), lambda x, f: linear.linear(x, f.weight, f.bias))),
     "ops.linear_fixed_layout": (("pixels",), lambda: with_layers(linear.linear_fixed_layout, nn.Linear(C, M))),
     "ops.max_pool": (("features",), lambda: with_layers(pooling.max_pool, nn.MaxPool2d(3, 2, 1))),
-    "ops.stem_conv": (("images",), lambda: with_layers(conv.stem_conv, nn.Conv2d(3, C, 7, 2, 3, bias=False))),
     "ops.conv_mlp": (("features",), lambda: with_layers(conv_mlp.conv_mlp, ConvMlp(C, 2 * C))),
     "ops.plain_norm": (("pixels",), lambda: lambda x: layer_norm.plain_norm(x, 1e-6)),
     "ops.spread_points": (
@@ -204,10 +197,9 @@ EXEMPT = {
     "visual_tokens.AssignmentTokenizer",  # the base class of the tokenizers with an assignment
     # of modules of ops: decorators, predicates, arguments of kernels, and gradients, which tests/ops compares with
     # autograd; steps of a registered operation, which need a GPU or Triton's interpreter
-    "ops.FixedNorm", "ops.block_diagonal", "ops.block_weight", "ops.column_sum", "ops.convolve", "ops.convolve_norm",
-    "ops.depthwise_forward", "ops.depthwise_gradients", "ops.depthwise_onednn", "ops.epilogue", "ops.fixed_norm",
-    "ops.fused_group", "ops.fused_spread", "ops.is_channel_norm", "ops.is_eager_inference", "ops.is_fixed_norm",
-    "ops.is_stem_conv", "ops.linear_onednn", "ops.norm_arguments", "ops.to_blocks_reference",
+    "ops.FixedNorm", "ops.block_weight", "ops.column_sum", "ops.convolve", "ops.depthwise_forward",
+    "ops.depthwise_gradients", "ops.depthwise_onednn", "ops.epilogue", "ops.fixed_norm", "ops.fused_group",
+    "ops.fused_spread", "ops.is_eager_inference", "ops.is_fixed_norm", "ops.is_stem_conv", "ops.linear_onednn",
     "ops.weight_gradient", "ops.without_autocast",
 }  # fmt: skip
 BATCH_FREE = {"locate.location_bias"}  # no features whose values could be NaN
@@ -249,10 +241,6 @@ def _depthwise(x: Tensor, conv: Any) -> Tensor:
 
 def _layer_norm(x: Tensor, norm: Any) -> Tensor:
     return layer_norm.layer_norm(x, norm.weight, norm.bias, 1e-6)
-
-
-def _bias_norm(x: Tensor, norm: Any) -> Tensor:
-    return layer_norm.bias_norm(x, norm.bias, norm.weight, norm.bias, 1e-6)
 
 
 def _sides(grid: Tensor) -> tuple[int, int]:
