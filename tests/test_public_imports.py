@@ -26,7 +26,6 @@ INTERNAL = {
         (
             "saccade.models.card",
             "saccade.models.checkpoint",
-            "saccade.models.hub",
             "saccade.models.official",
             "saccade.tasks.load",
         ),
@@ -46,7 +45,7 @@ INTERNAL = {
     ),
     "saccade/cli/train.py": (("saccade.engine.results",), "the names of metrics, for its summary"),
     "saccade/web/catalogue.py": (
-        ("saccade.models.card", "saccade.models.checkpoint", "saccade.tasks.load"),
+        ("saccade.models.card", "saccade.tasks.load"),
         "describes models from the metadata of their files, without loading weights",
     ),
 }

@@ -17,14 +17,9 @@ from timm.models import is_model
 from torch import Tensor, nn
 
 from saccade import weights
-from saccade.models.checkpoint import (
-    CheckpointError,
-    identify,
-    read_metadata,
-    read_state_dict,
-    save_checkpoint,
-)
+from saccade.models.checkpoint import identify, save_checkpoint
 from saccade.models.registry import MEAN, STD
+from saccade.weights.read import CheckpointError, read_metadata, read_state_dict
 
 MAX_SIZE = 2**16  # pixels of an image's side
 # Arguments of timm.create_model that read files or download them; a card must not have them.

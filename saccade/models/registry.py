@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import wraps
-from pathlib import Path
 from typing import Any, TypeVar
 
 import timm
@@ -20,8 +19,7 @@ from saccade.layers.conv import DepthwiseConv
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.norm import ChannelNorm, TokenNorm
 from saccade.layers.position import AbsolutePosition
-from saccade.weights.releases import Release
-from saccade.weights.releases import find as find_release
+from saccade.weights.tags import released_tag, with_weights
 
 for function in (check_images, channels_last):  # leaves for torch.fx: they branch on shapes
     register_notrace_function(function)
@@ -75,7 +73,7 @@ def register(entrypoint: Callable[..., Model]) -> Callable[..., Model]:
 def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model:
     """Build a variant with timm's builder, so that every timm keyword (features_only, in_chans, ...) works."""
     if pretrained:
-        kwargs = _with_weights(name, kwargs)
+        kwargs = with_weights(name, kwargs)
     out_indices = kwargs.pop("out_indices", (0, 1, 2, 3))
     registered: Any = timm.models.get_pretrained_cfg(name)  # declared with three sizes; a clip has four
     clip = registered.input_size if registered is not None and len(registered.input_size) == 4 else None
@@ -98,43 +96,6 @@ def _adapt_pretrained(state_dict: dict[str, Tensor], model: Any) -> dict[str, Te
     adapted, new, *_ = model.adapt_checkpoint(state_dict)
     initial = model.state_dict()
     return adapted | {key: initial[key] for key in new if key in initial}
-
-
-def embedded_tag(name: str) -> str | None:
-    """The first tag of a model whose weights are embedded in the package, or None."""
-    tags = timm.models.get_arch_pretrained_cfgs(name)
-    return next((config.tag for config in tags.values() if config.file), None)
-
-
-def released_tag(name: str, kwargs: dict[str, Any]) -> Release | None:
-    """The release that a caller's `pretrained_cfg` names: a tag, or None for the first release of the model."""
-    tag, overlay = kwargs.get("pretrained_cfg") or "", kwargs.get("pretrained_cfg_overlay") or {}
-    if not isinstance(tag, str) or overlay.keys() & {"url", "file", "hf_hub_id", "state_dict", "source"}:
-        return None
-    return find_release(f"{name}.{tag}" if tag else name)
-
-
-def _with_weights(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """`kwargs` with the file of the pretrained weights: embedded, or released and downloaded on first use."""
-    overlay, given = kwargs.get("pretrained_cfg_overlay") or {}, kwargs.get("pretrained_cfg")
-    if not given and not overlay:
-        given = embedded_tag(name)
-        kwargs = kwargs | {"pretrained_cfg": given}
-    if (release := released_tag(name, kwargs)) is not None:
-        from saccade.models.released import build_classifier, fetch  # they import this file
-
-        folder = kwargs.get("cache_dir")
-        path = fetch(release, build_classifier, Path(folder) if folder else None)
-        return kwargs | {"pretrained_cfg": release.tag, "pretrained_cfg_overlay": {"file": str(path)} | overlay}
-    registered = timm.models.get_pretrained_cfg(f"{name}.{given}" if isinstance(given, str) else name)
-    if overlay or (given and not isinstance(given, str)) or (registered is not None and registered.has_weights):
-        return kwargs
-    tag = f".{given}" if isinstance(given, str) else ""
-    inflate = " The file of an image model also loads: it is inflated." if name.startswith("video_") else ""
-    raise RuntimeError(
-        f"expected published weights of {name}{tag}, got none. `saccade pull --list` lists the models that have some. "
-        f"Train it, or load your own with saccade.load_checkpoint(model, path).{inflate}"
-    )
 
 
 def choose(option: str, value: str, choices: tuple[str, ...]) -> None:
