@@ -11,14 +11,13 @@ from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
 from saccade._files import replaced_file
-from saccade.models.official import FAMILIES, heads, mask_rcnn
+from saccade.models.official import FAMILIES, convert, convert_parts, recognise
 from saccade.models.registry import create_model, list_models
 from saccade.weights.read import CheckpointError, read_state_dict, some, unwrap
 
 _logger = logging.getLogger(__name__)
 
 MIN_TENSORS = 20  # every registered model has more; fewer are not compared with all of them, which takes seconds
-BACKBONE = "backbone."  # mmdetection and mmsegmentation
 
 
 class LoadReport(NamedTuple):
@@ -70,9 +69,9 @@ def match_checkpoint(
     if hasattr(target, "backbone"):
         state_dict, family = convert_parts(state_dict, target)
     else:
-        state_dict, family = _recognise(state_dict)
+        state_dict, family = recognise(state_dict)
         if family:
-            state_dict = _convert(family, state_dict, target)
+            state_dict = convert(family, state_dict, target)
     adapt = getattr(target, "adapt_checkpoint", lambda state_dict: (state_dict, {}))
     adapted, new, *changed = adapt(state_dict)  # changed: of video models only
     dropped = tuple(key for key in state_dict if key not in adapted and key not in new)
@@ -86,12 +85,12 @@ def match_checkpoint(
 
 def convert_official(state_dict: Mapping[str, Any], name: str, **kwargs: Any) -> dict[str, Tensor]:
     """Convert an authors' state dict to the layout of `create_model(name, **kwargs)`, without changing the input."""
-    official, family = _recognise(unwrap(state_dict))
+    official, family = recognise(unwrap(state_dict))
     if not family:
         raise CheckpointError(f"expected an official state dict of {', '.join(FAMILIES)}, got {some(official)}.")
     with torch.device("meta"):  # only names and head counts are needed
         model: Any = create_model(name, **kwargs)
-    converted = _convert(family, official, model)
+    converted = convert(family, official, model)
     return model.adapt_checkpoint(converted)[0] if hasattr(model, "adapt_checkpoint") else converted
 
 
@@ -127,14 +126,14 @@ def save_checkpoint(
 
 def identify(source: str | os.PathLike | Mapping[str, Any]) -> tuple[str, int]:
     """(name, number of classes) of the model in a checkpoint, from the names and shapes of its tensors."""
-    state_dict, family = _recognise(read_state_dict(source))
+    state_dict, family = recognise(read_state_dict(source))
     if len(state_dict) < MIN_TENSORS:
         raise CheckpointError(f"no registered model has the tensors of this checkpoint: {some(state_dict)}")
     for name in list_models(f"*{family}*" if family else ""):
         with torch.device("meta"):
             model: Any = create_model(name)
         try:
-            ours = _convert(family, state_dict, model) if family else state_dict
+            ours = convert(family, state_dict, model) if family else state_dict
         except CheckpointError:
             continue
         with torch.device("meta"):
@@ -145,45 +144,6 @@ def identify(source: str | os.PathLike | Mapping[str, Any]) -> tuple[str, int]:
         if expected == {key: value.shape for key, value in ours.items()}:
             return name, classes
     raise CheckpointError(f"no registered model has the tensors of this checkpoint: {some(state_dict)}")
-
-
-def _recognise(state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], str | None]:
-    if any(key.startswith(BACKBONE) for key in state_dict):
-        state_dict = {k.removeprefix(BACKBONE): v for k, v in state_dict.items() if k.startswith(BACKBONE)}
-    for family, layout in FAMILIES.items():
-        if layout.matches(state_dict):
-            return state_dict, family
-    return state_dict, None
-
-
-def _convert(family: str, state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    try:
-        return FAMILIES[family].convert(state_dict, model)
-    except (RuntimeError, KeyError, IndexError) as error:
-        name = getattr(model, "pretrained_cfg", {}).get("architecture", type(model).__name__)
-        raise CheckpointError(
-            f"expected official weights of {name}, got {family} weights of another size or options ({error})."
-        ) from error
-
-
-def convert_parts(state_dict: dict[str, Tensor], model: Any) -> tuple[dict[str, Tensor], str | None]:
-    """Convert a backbone with its head: our own layout is unchanged, OpenMMLab's are converted part by part."""
-    if not any(key.startswith(BACKBONE) for key in state_dict):
-        raise CheckpointError(
-            f"expected a backbone with its head, got {some(state_dict)}. Load a classifier's file into the backbone "
-            "alone: saccade.load_checkpoint(model.backbone, ...)."
-        )
-    kind = heads.matches(state_dict)
-    if kind is not None:
-        head = heads.convert(kind, {k: v for k, v in state_dict.items() if k.startswith(heads.PREFIXES)})
-        head = {f"head.{key}": value for key, value in head.items()}
-    elif mask_rcnn.matches(state_dict):
-        head = mask_rcnn.convert({k: v for k, v in state_dict.items() if k.startswith(mask_rcnn.PREFIXES)})
-    else:
-        return state_dict, None
-    backbone, family = _recognise(state_dict)
-    backbone = _convert(family, backbone, model.backbone_model) if family else backbone
-    return {model.backbone_prefix + key: value for key, value in backbone.items()} | head, family or "timm"
 
 
 def _drop_unused(

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from saccade import weights
 from saccade.models.card import Card, Preprocess, preprocess_of, read_card, timm_config, weights_file
-from saccade.models.checkpoint import convert_parts, load_checkpoint, match_checkpoint
-from saccade.models.official import heads
+from saccade.models.checkpoint import load_checkpoint, match_checkpoint
+from saccade.models.official import convert_parts, heads
 from saccade.models.registry import create_model, list_models
 from saccade.tasks.detection import DETECTORS, create_detector
 from saccade.tasks.released import fetch_release

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from saccade import weights
 from saccade.data.sources.class_names import COCO_THINGS
 from saccade.models.card import Card, preprocess_of, read_card
-from saccade.models.checkpoint import BACKBONE
-from saccade.models.official import heads, mask_rcnn, paca
+from saccade.models.official import BACKBONE, heads, mask_rcnn, paca
 from saccade.tasks.detection import create_detector
 from saccade.tasks.segmentation import create_segmenter
 from saccade.weights.fetch import build_classifier, fetch

@@ -19,7 +19,8 @@ from saccade.heads.upernet import UperNetHead
 from saccade.heads.vt_fpn import vt_fpn_head
 from saccade.layers.conv import resize_like
 from saccade.layers.grid import channels_last, check_images
-from saccade.models.checkpoint import LoadReport, convert_parts, load_checkpoint
+from saccade.models.checkpoint import LoadReport, load_checkpoint
+from saccade.models.official import convert_parts
 from saccade.models.registry import choose, create_model
 from saccade.models.sparseformer import SparseFormer
 from saccade.tasks.losses import IGNORE_INDEX, class_loss, dice_loss
