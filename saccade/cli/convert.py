@@ -46,9 +46,8 @@ def read(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], str]:
     """Model, card, notes for the metadata, and a report: of a saccade file, or of an authors' file."""
 
     from saccade import load, load_checkpoint
-    from saccade.models.card import weights_file
     from saccade.models.official import heads
-    from saccade.weights.read import read_metadata, read_state_dict
+    from saccade.weights.read import read_metadata, read_state_dict, weights_file
 
     source = weights_file(args.source)
     metadata = read_metadata(source) if source.suffix == ".safetensors" else {}

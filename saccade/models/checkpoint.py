@@ -151,18 +151,12 @@ def _drop_unused(
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Drop what this model was built without: its classifier, or everything after the features."""
     expected = target.state_dict()
-    features_only = model is not target
-    headless = getattr(target, "num_classes", None) == 0
-    ignored = tuple(
-        key
-        for key in state_dict
-        if key not in expected
-        and (
-            features_only
-            or (headless and key.startswith(_classifier(target) + "."))
-            or key.startswith("head.auxiliary")
-        )
-    )
+    unused: tuple[str, ...] = ("head.auxiliary",)
+    if model is not target:  # features only
+        unused = ("",)
+    elif getattr(target, "num_classes", None) == 0:
+        unused += (_classifier(target) + ".",)
+    ignored = tuple(key for key in state_dict if key not in expected and key.startswith(unused))
     return {key: value for key, value in state_dict.items() if key not in ignored}, ignored
 
 

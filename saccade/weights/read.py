@@ -14,6 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from saccade import weights
+
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys under which training scripts store weights
 MAX_WRAPPERS = 8  # nested dicts around the weights
 PREFIXES = ("module.", "_orig_mod.")
@@ -21,6 +23,22 @@ PREFIXES = ("module.", "_orig_mod.")
 
 class CheckpointError(ValueError):
     """A file cannot be loaded into this model; the message says why and what to do."""
+
+
+def weights_file(path: str | os.PathLike) -> Path:
+    """The weights of a file, a run's folder (its best), or an embedded name such as "svit_nano.tiny_imagenet"."""
+    path = Path(path)
+    if path.is_file():
+        return path
+    if not path.exists():
+        if (embedded := weights.find(str(path))) is not None:
+            return embedded
+        expected = f"a weights file, a run's folder, or one of {', '.join(weights.embedded())}"
+        raise CheckpointError(f"no such checkpoint: {path}; expected {expected}.")
+    for name in ("best.safetensors", "last.safetensors"):
+        if (path / name).is_file():
+            return path / name
+    raise CheckpointError(f"expected best.safetensors or last.safetensors in {path}. Name the weights file instead.")
 
 
 def read_state_dict(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, Tensor]:
