@@ -190,11 +190,9 @@ class PaCa(StagedClassifier):
         where: str | int | None = None,
     ):
         super().__init__(in_chans, num_classes, dims[-1])
-        check_per_stage(len(dims), depths=depths, heads=heads)
-        if not isinstance(clusters, Sequence) or len(clusters) != len(dims) or any(number < 0 for number in clusters):
-            raise ValueError(
-                f"clusters must be {len(dims)} numbers, one per stage, 0 for plain attention; got {clusters!r}."
-            )
+        check_per_stage(len(dims), depths=depths, heads=heads, clusters=clusters)
+        if min(clusters) < 0:
+            raise ValueError(f"clusters must be {len(dims)} numbers from 0 (plain attention) up; got {clusters!r}.")
         choose("clustering", clustering, (*CLUSTERINGS, *REDUCTIONS))
         choose("norm", norm, ("pre", "post", "sub"))
         choose("position", position, ("none", "ape"))

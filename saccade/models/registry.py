@@ -13,13 +13,13 @@ from timm.models import (
     register_notrace_function,
     register_notrace_module,
 )
-from torch import Tensor, nn
+from torch import nn
 
 from saccade.layers.conv import DepthwiseConv
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.norm import ChannelNorm, TokenNorm
 from saccade.layers.position import AbsolutePosition
-from saccade.weights.tags import released_tag, with_weights
+from saccade.weights.tags import adapted, released_tag, with_weights
 
 for function in (check_images, channels_last):  # leaves for torch.fx: they branch on shapes
     register_notrace_function(function)
@@ -38,11 +38,11 @@ def leaf(module: type[Model]) -> type[Model]:
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet, as in all four papers
 
 
-def pretrained_cfg(size: int = 224, pool: int | None = None, **changes: Any) -> dict[str, Any]:
+def pretrained_cfg(size: int = 224, **changes: Any) -> dict[str, Any]:
     """timm's configuration of a variant: input size, preprocessing, names of the first and last layers."""
     return {
         "input_size": (3, size, size),
-        "pool_size": (pool or size // 32,) * 2,
+        "pool_size": (size // 32,) * 2,
         "num_classes": 1000,
         "crop_pct": 0.9,
         "interpolation": "bicubic",
@@ -80,22 +80,13 @@ def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model
     if clip:  # timm's builder only supports images: it gets the size of one frame, replaced below
         overlay = {"input_size": (clip[0], *clip[2:])} | (kwargs.get("pretrained_cfg_overlay") or {})
         kwargs["pretrained_cfg_overlay"] = overlay
-    kwargs.setdefault("pretrained_filter_fn", _adapt_pretrained)
+    kwargs.setdefault("pretrained_filter_fn", adapted)
     model: Any = build_model_with_cfg(
         cls, name, pretrained, feature_cfg={"out_indices": out_indices, "feature_cls": "getter"}, **kwargs
     )
     if clip:
         model.pretrained_cfg["input_size"] = clip
     return model
-
-
-def _adapt_pretrained(state_dict: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
-    """Pretrained weights for a model with other options; tensors of another shape keep their initial values."""
-    if not hasattr(model, "adapt_checkpoint"):
-        return state_dict
-    adapted, new, *_ = model.adapt_checkpoint(state_dict)
-    initial = model.state_dict()
-    return adapted | {key: initial[key] for key in new if key in initial}
 
 
 def choose(option: str, value: str, choices: tuple[str, ...]) -> None:

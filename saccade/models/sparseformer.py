@@ -432,15 +432,15 @@ def feature_info(dim: int) -> list[dict[str, Any]]:
 
 
 def init_weights(module: nn.Module) -> None:
-    """Linear layers truncated normal, convolutions Kaiming normal, sampling modules as in appendix A.3."""
+    """Linear layers truncated normal, convolutions Kaiming normal, sampling modules their own way (appendix A.3)."""
     if isinstance(module, nn.Linear):
         init_linear(module)
     elif isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-    elif isinstance(module, RegionAdjuster | PointPlacer | AdaptiveDecoder | StaticDecoder | LocationAttention):
-        module.init_weights()
+    elif initialise := getattr(module, "init_weights", None):
+        initialise()
 
 
 _RELEASED: dict[str, Any] = {"first_conv": "stem.conv", "crop_pct": 0.875, "interpolation": "bilinear"}

@@ -10,6 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from timm.models import _registry, get_arch_pretrained_cfgs, get_pretrained_cfg, is_model
+from torch import Tensor
 
 from saccade import weights
 from saccade.weights.releases import RELEASES, Release, find
@@ -100,3 +101,12 @@ def with_weights(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
         f"expected published weights of {name}{tag}, got none. `saccade pull --list` lists the models that have some. "
         f"Train it, or load your own with saccade.load_checkpoint(model, path).{inflate}"
     )
+
+
+def adapted(state_dict: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
+    """The pretrained weights for a model with other options; tensors of another shape keep their initial values."""
+    if not hasattr(model, "adapt_checkpoint"):
+        return state_dict
+    loaded, new, *_ = model.adapt_checkpoint(state_dict)
+    initial = model.state_dict()
+    return loaded | {key: initial[key] for key in new if key in initial}
