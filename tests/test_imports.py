@@ -29,28 +29,35 @@ PACKAGES = {
     "ops": Rule("fused operations: references, Triton kernels, dispatch, launcher", ("layers.boxes",)),
     "layers": Rule("plain modules: attention, convolution, MLP, norms, positions", ("ops",)),
     "tokens": Rule("pixels to tokens and back, one mechanism per file; traces", ("layers", "ops")),
-    "models": Rule("one family per file; registry, checkpoints, cards", ("layers", "ops", "tokens")),
+    "models": Rule("one family per file; registry, checkpoints, cards", ("layers", "ops", "tokens", "weights")),
+    "weights": Rule("weight files: embedded, released, on the Hugging Face Hub; timm's tags for them", ("models",)),
     "heads": Rule("features or tokens to raw outputs", ("layers", "ops", "tokens")),
-    "tasks": Rule("what outputs mean: loss, decoding, metric, prediction", ("data", "heads", "layers", "models")),
-    "data": Rule("files to batches"),
+    "tasks": Rule(
+        "what outputs mean: loss, decoding, metric, prediction",
+        ("data", "heads", "layers", "models", "weights"),
+    ),
+    "data": Rule("files to batches", ("weights.download",)),
     "reports": Rule("HTML templates, stylesheet and charts"),
     "inference": Rule(
         "whole-model transformations: folding, casting, CUDA graphs, export; batch prediction",
         ("data", "explanation.hooks", "heads", "layers", "models", "ops", "tasks", "tokens.trace"),
     ),
     "benchmark": Rule("cost and speed", ("inference", "models", "reports", "tasks", "tokens.trace")),
-    "engine": Rule("recipes, training, evaluation", ("benchmark", "data", "inference", "models", "tasks", "reports")),
+    "engine": Rule(
+        "recipes, training, evaluation",
+        ("benchmark", "data", "inference", "models", "reports", "tasks", "weights.tags"),
+    ),
     "reproduce": Rule(
         "the papers' claims: declared comparisons, paired runs, verdicts",
-        ("benchmark", "data", "engine", "models", "reports", "tasks"),
+        ("benchmark", "data", "engine", "models", "reports", "tasks", "weights.releases"),
     ),
     "explanation": Rule(
         "`saccade.record`, figures, scores",
-        ("data", "layers", "models", "ops.enabled", "reports", "tasks", "tokens.locate", "tokens.trace"),
+        ("data", "layers", "models", "ops.enabled", "reports", "tasks", "tokens.locate", "tokens.trace", "weights"),
     ),
 }
 EVERYTHING = {"__init__", "cli", "web"}  # may import all packages; no package imports cli or web
-LEAVES = {"_extras", "_files", "weights"}  # import nothing of saccade; every package may import them
+LEAVES = {"_extras", "_files"}  # import nothing of saccade; every package may import them
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -26,7 +26,6 @@ INTERNAL = {
         (
             "saccade.models.card",
             "saccade.models.checkpoint",
-            "saccade.models.hub",
             "saccade.models.official",
             "saccade.tasks.load",
         ),
@@ -38,7 +37,7 @@ INTERNAL = {
         ("saccade.inference.export_check", "saccade.tasks", "saccade.weights.releases"),
         "tolerances; cards of untrained models; names of detectors and releases",
     ),
-    "saccade/cli/models.py": (("saccade.models.paper",), "the published numbers"),
+    "saccade/cli/models.py": (("saccade.benchmark.paper",), "the published numbers"),
     "saccade/cli/pull.py": (("saccade.tasks.released",), "stores converted files without loading models"),
     "saccade/cli/reproduce.py": (
         ("saccade.engine.results", "saccade.reproduce"),
@@ -46,7 +45,7 @@ INTERNAL = {
     ),
     "saccade/cli/train.py": (("saccade.engine.results",), "the names of metrics, for its summary"),
     "saccade/web/catalogue.py": (
-        ("saccade.models.card", "saccade.models.checkpoint", "saccade.tasks.load"),
+        ("saccade.tasks.load",),
         "describes models from the metadata of their files, without loading weights",
     ),
 }

@@ -20,8 +20,9 @@ from torch import Tensor
 import saccade
 from saccade import weights
 from saccade._files import write_file
-from saccade.models.card import Card, save_model, weights_file
+from saccade.models.card import Card, save_model
 from saccade.tasks.load import card_of, load
+from saccade.weights.read import weights_file
 
 TERMS = {  # name of the data folder -> description, terms
     "tiny-imagenet": (

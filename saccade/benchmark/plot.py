@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from saccade.models.paper import COMPARED, REPORTED
+from saccade.benchmark.paper import COMPARED, REPORTED
 from saccade.reports.charts import COLOURS, MARKERS, new_chart, style
 
 
@@ -111,7 +111,7 @@ def place_label(axes: Any, text: str, point: tuple[float, float], own: bool, box
 def plot_trade_offs(rows: list[dict[str, Any]], families: list[str]) -> Any:
     """Plot top-1 against parameters, multiply-adds and images per second, with the Pareto front of all rows.
 
-    rows: as in `saccade.models.paper.comparison_rows`. Models of `families` are coloured and named; other models are
+    rows: as in `saccade.benchmark.paper.comparison_rows`. Models of `families` are coloured and named; other models are
     grey, and named where they are on the front.
     """
     with style():

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     save_model(model, args.target, card, **notes)
     address = None
     if args.push:
-        from saccade.models.hub import push
+        from saccade.weights.hub import push
 
         address = push(Path(args.target), args.push)
     name = f"{card.name}+{card.head}" if card.head else card.name
@@ -46,9 +46,8 @@ def read(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], str]:
     """Model, card, notes for the metadata, and a report: of a saccade file, or of an authors' file."""
 
     from saccade import load, load_checkpoint
-    from saccade.models.card import weights_file
-    from saccade.models.checkpoint import read_metadata, read_state_dict
     from saccade.models.official import heads
+    from saccade.weights.read import read_metadata, read_state_dict, weights_file
 
     source = weights_file(args.source)
     metadata = read_metadata(source) if source.suffix == ".safetensors" else {}

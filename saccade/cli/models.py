@@ -69,7 +69,7 @@ def plot_families(families: list[str], path: Path) -> None:
     """Plot the printed rows of these families; an error if the comparison tables have none of them."""
     from saccade._files import write_file
     from saccade.benchmark import plot_trade_offs
-    from saccade.models.paper import comparison_rows
+    from saccade.benchmark.paper import comparison_rows
     from saccade.reports import to_png
 
     rows = comparison_rows()
@@ -88,7 +88,7 @@ def describe(
     import timm
 
     from saccade import count, list_models
-    from saccade.models.paper import REPORTED
+    from saccade.benchmark.paper import REPORTED
 
     rows = []
     for name in list_models(pattern):

@@ -15,12 +15,14 @@ from saccade.data.transforms.batch import normalize
 from saccade.explanation.clips import ClipView, load_clip
 from saccade.explanation.hooks.record import grouping_modules
 from saccade.explanation.images import View, load_crop, load_view
-from saccade.models.card import Preprocess, weights_file
+from saccade.models.card import Preprocess
 from saccade.models.checkpoint import load_checkpoint
-from saccade.models.registry import create_model, embedded_tag, list_models
+from saccade.models.registry import create_model, list_models
 from saccade.tasks.detection import DETECTORS
 from saccade.tasks.load import card_of, describe_model, load, read_task_card
 from saccade.tasks.segmentation import Segmenter
+from saccade.weights.read import weights_file
+from saccade.weights.tags import embedded_tag
 
 CHECKPOINTS = (".safetensors", ".pth", ".pt", ".bin")
 

@@ -6,8 +6,7 @@ from saccade.models import sparseformer_v2 as sparseformer_v2
 from saccade.models import svit as svit
 from saccade.models import video_sparseformer as video_sparseformer
 from saccade.models import vt as vt
-from saccade.models.embedded import register_embedded
-from saccade.models.released import register_released
+from saccade.weights.tags import register_embedded, register_released
 
 register_released()  # after the families: a tag belongs to a registered model
 register_embedded()

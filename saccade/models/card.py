@@ -16,15 +16,9 @@ from timm.data import ImageNetInfo
 from timm.models import is_model
 from torch import Tensor, nn
 
-from saccade import weights
-from saccade.models.checkpoint import (
-    CheckpointError,
-    identify,
-    read_metadata,
-    read_state_dict,
-    save_checkpoint,
-)
+from saccade.models.checkpoint import identify, save_checkpoint
 from saccade.models.registry import MEAN, STD
+from saccade.weights.read import CheckpointError, read_metadata, read_state_dict
 
 MAX_SIZE = 2**16  # pixels of an image's side
 # Arguments of timm.create_model that read files or download them; a card must not have them.
@@ -65,21 +59,13 @@ class Card(NamedTuple):
 
     def metadata(self) -> dict[str, str]:
         """The card as metadata of a safetensors file; `read_card` reads it."""
-        metadata = {
-            "saccade.model": self.name,
-            "saccade.num_classes": str(self.num_classes),
-            "saccade.kwargs": json.dumps(self.kwargs),
-            "saccade.classes": json.dumps(self.classes),
-            "saccade.preprocess": json.dumps(self.preprocess._asdict()),
-            "saccade.task": self.task,
+        fields = {"model": self.name} | self._asdict() | {"preprocess": self.preprocess._asdict()}
+        del fields["name"]
+        return {
+            f"saccade.{key}": value if isinstance(value, str) else json.dumps(value)
+            for key, value in fields.items()
+            if value or key not in Card._field_defaults
         }
-        if self.head:
-            metadata |= {"saccade.head": self.head, "saccade.head_kwargs": json.dumps(self.head_kwargs)}
-        if self.multi_label:
-            metadata["saccade.multi_label"] = "true"
-        if self.shorter:
-            metadata["saccade.shorter"] = str(self.shorter)
-        return metadata
 
     @property
     def names(self) -> list[str]:
@@ -139,22 +125,6 @@ def save_model(
     save_checkpoint(model, path, card.metadata() | notes, state_dict)
 
 
-def weights_file(path: str | os.PathLike) -> Path:
-    """The weights of a file, a run's folder (its best), or an embedded name such as "svit_nano.tiny_imagenet"."""
-    path = Path(path)
-    if path.is_file():
-        return path
-    if not path.exists():
-        if (embedded := weights.find(str(path))) is not None:
-            return embedded
-        expected = f"a weights file, a run's folder, or one of {', '.join(weights.embedded())}"
-        raise CheckpointError(f"no such checkpoint: {path}; expected {expected}.")
-    for name in ("best.safetensors", "last.safetensors"):
-        if (path / name).is_file():
-            return path / name
-    raise CheckpointError(f"expected best.safetensors or last.safetensors in {path}. Name the weights file instead.")
-
-
 def read_card(path: str | os.PathLike) -> Card:
     """The card in a file's metadata; without metadata, from the names and shapes of its tensors."""
     try:
@@ -174,22 +144,13 @@ def read_card(path: str | os.PathLike) -> Card:
 
 
 def _metadata_card(metadata: Mapping[str, str]) -> Card:
-    preprocess = json.loads(metadata.get("saccade.preprocess", "{}"))
-    for key in ("mean", "std"):
-        if key in preprocess:
-            preprocess[key] = tuple(preprocess[key])
-    return Card(
-        metadata["saccade.model"],
-        int(metadata.get("saccade.num_classes", 1000)),
-        json.loads(metadata.get("saccade.kwargs", "{}")),
-        json.loads(metadata.get("saccade.classes", "[]")),
-        Preprocess(**preprocess),
-        metadata.get("saccade.task", "classification"),
-        metadata.get("saccade.head", ""),
-        json.loads(metadata.get("saccade.head_kwargs", "{}")),
-        int(metadata["saccade.shorter"]) if "saccade.shorter" in metadata else None,
-        metadata.get("saccade.multi_label") == "true",
-    )
+    fields: dict[str, Any] = {"num_classes": 1000, "kwargs": {}, "classes": [], "preprocess": {}}
+    for name in Card._fields:
+        if (text := metadata.get(f"saccade.{name}")) is not None:
+            fields[name] = text if name in ("task", "head") else json.loads(text)
+    preprocess = Preprocess(**fields["preprocess"])
+    preprocess = preprocess._replace(mean=tuple(preprocess.mean), std=tuple(preprocess.std))
+    return Card(**(fields | {"name": metadata["saccade.model"], "preprocess": preprocess}))
 
 
 def _timm_card(path: Path) -> Card | None:

@@ -1,36 +1,23 @@
-"""Read, convert and write weights. Nothing in a file is executed, and an error leaves the model unchanged."""
+"""Load weights into models, convert and write them. An error leaves the model unchanged."""
 
 import logging
-import mmap
 import os
-import pickle
-import zipfile
-from argparse import Namespace
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
 from saccade._files import replaced_file
-from saccade.models.official import FAMILIES, heads, mask_rcnn
+from saccade.models.official import FAMILIES, convert, convert_parts, recognise
 from saccade.models.registry import create_model, list_models
+from saccade.weights.read import CheckpointError, read_state_dict, some, unwrap
 
 _logger = logging.getLogger(__name__)
 
-WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")  # keys under which training scripts store weights
-MAX_WRAPPERS = 8  # nested dicts around the weights
-PREFIXES = ("module.", "_orig_mod.")
 MIN_TENSORS = 20  # every registered model has more; fewer are not compared with all of them, which takes seconds
-BACKBONE = "backbone."  # mmdetection and mmsegmentation
-
-
-class CheckpointError(ValueError):
-    """A file cannot be loaded into this model; the message says why and what to do."""
 
 
 class LoadReport(NamedTuple):
@@ -47,9 +34,9 @@ class LoadReport(NamedTuple):
         for what, tensors in (("changed", self.changed), ("not loaded", self.new)):
             for reason in dict.fromkeys(tensors.values()):
                 names = [name for name, why in tensors.items() if why == reason]
-                lines.append(f"{len(names)} {what} ({reason}): {_some(names)}")
+                lines.append(f"{len(names)} {what} ({reason}): {some(names)}")
         if self.ignored:
-            lines.append(f"{len(self.ignored)} ignored: {_some(self.ignored)}")
+            lines.append(f"{len(self.ignored)} ignored: {some(self.ignored)}")
         return "; ".join(lines)
 
 
@@ -82,9 +69,9 @@ def match_checkpoint(
     if hasattr(target, "backbone"):
         state_dict, family = convert_parts(state_dict, target)
     else:
-        state_dict, family = _recognise(state_dict)
+        state_dict, family = recognise(state_dict)
         if family:
-            state_dict = _convert(family, state_dict, target)
+            state_dict = convert(family, state_dict, target)
     adapt = getattr(target, "adapt_checkpoint", lambda state_dict: (state_dict, {}))
     adapted, new, *changed = adapt(state_dict)  # changed: of video models only
     dropped = tuple(key for key in state_dict if key not in adapted and key not in new)
@@ -98,12 +85,12 @@ def match_checkpoint(
 
 def convert_official(state_dict: Mapping[str, Any], name: str, **kwargs: Any) -> dict[str, Tensor]:
     """Convert an authors' state dict to the layout of `create_model(name, **kwargs)`, without changing the input."""
-    official, family = _recognise(unwrap(state_dict))
+    official, family = recognise(unwrap(state_dict))
     if not family:
-        raise CheckpointError(f"expected an official state dict of {', '.join(FAMILIES)}, got {_some(official)}.")
+        raise CheckpointError(f"expected an official state dict of {', '.join(FAMILIES)}, got {some(official)}.")
     with torch.device("meta"):  # only names and head counts are needed
         model: Any = create_model(name, **kwargs)
-    converted = _convert(family, official, model)
+    converted = convert(family, official, model)
     return model.adapt_checkpoint(converted)[0] if hasattr(model, "adapt_checkpoint") else converted
 
 
@@ -139,14 +126,14 @@ def save_checkpoint(
 
 def identify(source: str | os.PathLike | Mapping[str, Any]) -> tuple[str, int]:
     """(name, number of classes) of the model in a checkpoint, from the names and shapes of its tensors."""
-    state_dict, family = _recognise(read_state_dict(source))
+    state_dict, family = recognise(read_state_dict(source))
     if len(state_dict) < MIN_TENSORS:
-        raise CheckpointError(f"no registered model has the tensors of this checkpoint: {_some(state_dict)}")
+        raise CheckpointError(f"no registered model has the tensors of this checkpoint: {some(state_dict)}")
     for name in list_models(f"*{family}*" if family else ""):
         with torch.device("meta"):
             model: Any = create_model(name)
         try:
-            ours = _convert(family, state_dict, model) if family else state_dict
+            ours = convert(family, state_dict, model) if family else state_dict
         except CheckpointError:
             continue
         with torch.device("meta"):
@@ -156,120 +143,7 @@ def identify(source: str | os.PathLike | Mapping[str, Any]) -> tuple[str, int]:
         expected = {key: value.shape for key, value in model.state_dict().items()}
         if expected == {key: value.shape for key, value in ours.items()}:
             return name, classes
-    raise CheckpointError(f"no registered model has the tensors of this checkpoint: {_some(state_dict)}")
-
-
-def read_state_dict(source: str | os.PathLike | Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a file or a nested dict; pickled code in a file is not executed."""
-    if isinstance(source, Mapping):
-        return unwrap(source)
-    path = Path(source)
-    if not path.is_file():
-        raise CheckpointError(f"no such checkpoint: {path}; expected a weights file.")
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        _check_torch_file(path)
-        with torch.serialization.safe_globals([Namespace]):  # training scripts store their arguments, too
-            return unwrap(torch.load(path, map_location="cpu", weights_only=True))
-    except pickle.UnpicklingError as error:
-        with path.open("rb") as file:
-            start = file.read(2)
-        if start != b"PK" and start[:1] != b"\x80":  # neither torch's zip nor a pickle
-            raise CheckpointError(f"{path} is not a checkpoint: expected safetensors or a torch .pth file.") from error
-        raise CheckpointError(
-            f"{path} contains Python objects besides tensors, and loading them could run code. If you trust it, "
-            "re-save its state dict alone (torch.save(model.state_dict(), ...)) where its classes are installed."
-        ) from error
-    except CheckpointError:
-        raise
-    except Exception as error:  # torch.load raises many types for damaged pickles: IndexError, struct.error, ...
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise CheckpointError(f"{path} is damaged or incomplete ({reason}). Download or copy it again.") from error
-
-
-def _check_torch_file(path: Path) -> None:
-    """Refuse what torch.save never writes and a few bytes of which could fill the memory: bytearray(size), deflate."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if size:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                if any(content.find(name) >= 0 for name in (b"cbuiltins\nbytearray\n", b"c__builtin__\nbytearray\n")):
-                    raise CheckpointError(f"{path} contains byte arrays besides tensors. Save its state dict alone.")
-        if file.read(2) == b"PK":  # as torch.load decides
-            with zipfile.ZipFile(file) as archive:
-                entries = archive.infolist()
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-                raise CheckpointError(f"expected an uncompressed torch file, got {path}. Save it with torch.save.")
-            if (
-                any(entry.file_size != entry.compress_size for entry in entries)
-                or sum(entry.file_size for entry in entries) > size
-            ):
-                raise CheckpointError(f"{path} is damaged: its entries are larger than the file. Download it again.")
-
-
-def read_metadata(path: str | os.PathLike) -> dict[str, str]:
-    """The metadata of a safetensors file."""
-    with safe_open(path, "pt") as file:
-        return dict(file.metadata() or {})
-
-
-def unwrap(checkpoint: Any) -> dict[str, Tensor]:
-    """The tensors under `model`/`state_dict`/`model_ema`, without the prefixes of DDP and torch.compile."""
-    for _ in range(MAX_WRAPPERS):  # a pickled dict can contain itself
-        if not isinstance(checkpoint, Mapping) or any(isinstance(value, Tensor) for value in checkpoint.values()):
-            break
-        inner = next((key for key in WRAPPERS if isinstance(checkpoint.get(key), Mapping)), None)
-        if inner is None:
-            raise CheckpointError(f"no weights found: expected tensors, or one of {WRAPPERS}; got {_some(checkpoint)}")
-        checkpoint = checkpoint[inner]
-    else:
-        raise CheckpointError(f"no weights found: expected tensors within {MAX_WRAPPERS} nested dicts.")
-    if not isinstance(checkpoint, Mapping):
-        raise CheckpointError(f"expected a dict of tensors, got {type(checkpoint).__name__}.")
-    state_dict = {str(key): value for key, value in checkpoint.items() if isinstance(value, Tensor)}
-    for prefix in PREFIXES:
-        state_dict = {key.removeprefix(prefix): value for key, value in state_dict.items()}
-    return state_dict
-
-
-def _recognise(state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], str | None]:
-    if any(key.startswith(BACKBONE) for key in state_dict):
-        state_dict = {k.removeprefix(BACKBONE): v for k, v in state_dict.items() if k.startswith(BACKBONE)}
-    for family, layout in FAMILIES.items():
-        if layout.matches(state_dict):
-            return state_dict, family
-    return state_dict, None
-
-
-def _convert(family: str, state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    try:
-        return FAMILIES[family].convert(state_dict, model)
-    except (RuntimeError, KeyError, IndexError) as error:
-        name = getattr(model, "pretrained_cfg", {}).get("architecture", type(model).__name__)
-        raise CheckpointError(
-            f"expected official weights of {name}, got {family} weights of another size or options ({error})."
-        ) from error
-
-
-def convert_parts(state_dict: dict[str, Tensor], model: Any) -> tuple[dict[str, Tensor], str | None]:
-    """Convert a backbone with its head: our own layout is unchanged, OpenMMLab's are converted part by part."""
-    if not any(key.startswith(BACKBONE) for key in state_dict):
-        raise CheckpointError(
-            f"expected a backbone with its head, got {_some(state_dict)}. Load a classifier's file into the backbone "
-            "alone: saccade.load_checkpoint(model.backbone, ...)."
-        )
-    kind = heads.matches(state_dict)
-    if kind is not None:
-        head = heads.convert(kind, {k: v for k, v in state_dict.items() if k.startswith(heads.PREFIXES)})
-        head = {f"head.{key}": value for key, value in head.items()}
-    elif mask_rcnn.matches(state_dict):
-        head = mask_rcnn.convert({k: v for k, v in state_dict.items() if k.startswith(mask_rcnn.PREFIXES)})
-    else:
-        return state_dict, None
-    backbone, family = _recognise(state_dict)
-    backbone = _convert(family, backbone, model.backbone_model) if family else backbone
-    return {model.backbone_prefix + key: value for key, value in backbone.items()} | head, family or "timm"
+    raise CheckpointError(f"no registered model has the tensors of this checkpoint: {some(state_dict)}")
 
 
 def _drop_unused(
@@ -277,18 +151,12 @@ def _drop_unused(
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Drop what this model was built without: its classifier, or everything after the features."""
     expected = target.state_dict()
-    features_only = model is not target
-    headless = getattr(target, "num_classes", None) == 0
-    ignored = tuple(
-        key
-        for key in state_dict
-        if key not in expected
-        and (
-            features_only
-            or (headless and key.startswith(_classifier(target) + "."))
-            or key.startswith("head.auxiliary")
-        )
-    )
+    unused: tuple[str, ...] = ("head.auxiliary",)
+    if model is not target:  # features only
+        unused = ("",)
+    elif getattr(target, "num_classes", None) == 0:
+        unused += (_classifier(target) + ".",)
+    ignored = tuple(key for key in state_dict if key not in expected and key.startswith(unused))
     return {key: value for key, value in state_dict.items() if key not in ignored}, ignored
 
 
@@ -300,7 +168,7 @@ def _compare(state_dict: dict[str, Tensor], target: nn.Module, new: dict[str, st
     missing = [key for key in expected if key not in state_dict and key not in new]
     if not set(state_dict) & set(expected):
         raise CheckpointError(
-            f"expected a checkpoint of {name} or of {', '.join(FAMILIES)}, got tensors {_some(state_dict)}."
+            f"expected a checkpoint of {name} or of {', '.join(FAMILIES)}, got tensors {some(state_dict)}."
         )
     for key in (key for key in expected if key in state_dict):
         theirs, ours = tuple(state_dict[key].shape), tuple(expected[key].shape)
@@ -317,10 +185,10 @@ def _compare(state_dict: dict[str, Tensor], target: nn.Module, new: dict[str, st
                 f"expected {key} of shape {ours} for {name}, got {theirs}. Use the same size and options."
             )
     if unexpected:
-        raise CheckpointError(f"{name} does not have {_some(unexpected)}: another size, or other options?")
+        raise CheckpointError(f"{name} does not have {some(unexpected)}: another size, or other options?")
     if missing and strict:
         raise CheckpointError(
-            f"the checkpoint lacks {_some(missing)} of {name}. For a backbone file, create the model with "
+            f"the checkpoint lacks {some(missing)} of {name}. For a backbone file, create the model with "
             "features_only=True or num_classes=0, or load with strict=False."
         )
     return dict.fromkeys(missing, "not in the checkpoint")
@@ -329,8 +197,3 @@ def _compare(state_dict: dict[str, Tensor], target: nn.Module, new: dict[str, st
 def _classifier(model: nn.Module) -> str:
     """The name of the last layer, as timm's configuration has it."""
     return getattr(model, "pretrained_cfg", {}).get("classifier", "head.fc")
-
-
-def _some(names: Any, count: int = 4) -> str:
-    names = [str(name)[:80] for name in names]
-    return ", ".join(names[:count]) + (f", ... ({len(names)} in all)" if len(names) > count else "")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from saccade import ops
 from saccade.layers.attention import CrossAttention, SelfAttention
-from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
+from saccade.layers.grid import to_features, to_pixels
 from saccade.layers.linear import init_linear
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
@@ -192,11 +192,9 @@ class PaCa(StagedClassifier):
         where: str | int | None = None,
     ):
         super().__init__(in_chans, num_classes, dims[-1])
-        check_per_stage(len(dims), depths=depths, heads=heads)
-        if not isinstance(clusters, Sequence) or len(clusters) != len(dims) or any(number < 0 for number in clusters):
-            raise ValueError(
-                f"clusters must be {len(dims)} numbers, one per stage, 0 for plain attention; got {clusters!r}."
-            )
+        check_per_stage(len(dims), depths=depths, heads=heads, clusters=clusters)
+        if min(clusters) < 0:
+            raise ValueError(f"clusters must be {len(dims)} numbers from 0 (plain attention) up; got {clusters!r}.")
         choose("clustering", clustering, (*CLUSTERINGS, *REDUCTIONS))
         choose("norm", norm, ("pre", "post", "sub"))
         choose("position", position, ("none", "ape"))
@@ -286,18 +284,6 @@ class PaCa(StagedClassifier):
             if i in take:
                 intermediates.append(features)
         return features, intermediates
-
-    def forward_stem(self, images: Tensor) -> Tensor:
-        check_images(images, self.in_chans)
-        return self.position(self.stem(channels_last(images)))
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        """images (B, 3, H, W) -> features (B, C, H/32, W/32)."""
-        return self.forward_stages(images, len(self.stages), ())[0]
-
-    def forward(self, images: Tensor) -> Tensor:
-        """images (B, 3, H, W) -> logits (B, K)."""
-        return self.forward_head(self.forward_features(images))
 
 
 def clustering_period(clustering_scope: str | int | None, where: str | int | None) -> int:

@@ -88,10 +88,8 @@ class ClusteringTeacher(nn.Module):
             nn.Sequential(*[ConvMixerLayer(dim, kernel) for _ in range(depth)])
             for dim, depth in zip(dims, depths, strict=True)
         )
-        merges = [BlurMerge(in_dim, dim) for in_dim, dim in pairwise(dims)]
-        self.merges = nn.ModuleList([nn.Identity(), *merges])
-        coarse_to_fine = reversed(range(len(dims) - 1))
-        needed = [i for i in coarse_to_fine if any(clusters[: i + 1])]
+        self.merges = nn.ModuleList([nn.Identity(), *(BlurMerge(in_dim, dim) for in_dim, dim in pairwise(dims))])
+        needed = [i for i in reversed(range(len(dims) - 1)) if any(clusters[: i + 1])]  # coarse to fine
         self.pyramid = nn.ModuleList(TopDown(dims[i + 1], dims[i], kernel) for i in needed)
         self.to_score = nn.ModuleList(
             ToScore(dim, num_tokens) if num_tokens else nn.Identity()

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import wraps
-from pathlib import Path
 from typing import Any, TypeVar
 
 import timm
@@ -14,14 +13,13 @@ from timm.models import (
     register_notrace_function,
     register_notrace_module,
 )
-from torch import Tensor, nn
+from torch import nn
 
 from saccade.layers.conv import DepthwiseConv
 from saccade.layers.grid import channels_last, check_images
 from saccade.layers.norm import ChannelNorm, TokenNorm
 from saccade.layers.position import AbsolutePosition
-from saccade.weights.releases import Release
-from saccade.weights.releases import find as find_release
+from saccade.weights.tags import adapted, released_tag, with_weights
 
 for function in (check_images, channels_last):  # leaves for torch.fx: they branch on shapes
     register_notrace_function(function)
@@ -40,11 +38,11 @@ def leaf(module: type[Model]) -> type[Model]:
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet, as in all four papers
 
 
-def pretrained_cfg(size: int = 224, pool: int | None = None, **changes: Any) -> dict[str, Any]:
+def pretrained_cfg(size: int = 224, **changes: Any) -> dict[str, Any]:
     """timm's configuration of a variant: input size, preprocessing, names of the first and last layers."""
     return {
         "input_size": (3, size, size),
-        "pool_size": (pool or size // 32,) * 2,
+        "pool_size": (size // 32,) * 2,
         "num_classes": 1000,
         "crop_pct": 0.9,
         "interpolation": "bicubic",
@@ -75,66 +73,20 @@ def register(entrypoint: Callable[..., Model]) -> Callable[..., Model]:
 def build(cls: type[Model], name: str, pretrained: bool, **kwargs: Any) -> Model:
     """Build a variant with timm's builder, so that every timm keyword (features_only, in_chans, ...) works."""
     if pretrained:
-        kwargs = _with_weights(name, kwargs)
+        kwargs = with_weights(name, kwargs)
     out_indices = kwargs.pop("out_indices", (0, 1, 2, 3))
     registered: Any = timm.models.get_pretrained_cfg(name)  # declared with three sizes; a clip has four
     clip = registered.input_size if registered is not None and len(registered.input_size) == 4 else None
     if clip:  # timm's builder only supports images: it gets the size of one frame, replaced below
         overlay = {"input_size": (clip[0], *clip[2:])} | (kwargs.get("pretrained_cfg_overlay") or {})
         kwargs["pretrained_cfg_overlay"] = overlay
-    kwargs.setdefault("pretrained_filter_fn", _adapt_pretrained)
+    kwargs.setdefault("pretrained_filter_fn", adapted)
     model: Any = build_model_with_cfg(
         cls, name, pretrained, feature_cfg={"out_indices": out_indices, "feature_cls": "getter"}, **kwargs
     )
     if clip:
         model.pretrained_cfg["input_size"] = clip
     return model
-
-
-def _adapt_pretrained(state_dict: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
-    """Pretrained weights for a model with other options; tensors of another shape keep their initial values."""
-    if not hasattr(model, "adapt_checkpoint"):
-        return state_dict
-    adapted, new, *_ = model.adapt_checkpoint(state_dict)
-    initial = model.state_dict()
-    return adapted | {key: initial[key] for key in new if key in initial}
-
-
-def embedded_tag(name: str) -> str | None:
-    """The first tag of a model whose weights are embedded in the package, or None."""
-    tags = timm.models.get_arch_pretrained_cfgs(name)
-    return next((config.tag for config in tags.values() if config.file), None)
-
-
-def released_tag(name: str, kwargs: dict[str, Any]) -> Release | None:
-    """The release that a caller's `pretrained_cfg` names: a tag, or None for the first release of the model."""
-    tag, overlay = kwargs.get("pretrained_cfg") or "", kwargs.get("pretrained_cfg_overlay") or {}
-    if not isinstance(tag, str) or overlay.keys() & {"url", "file", "hf_hub_id", "state_dict", "source"}:
-        return None
-    return find_release(f"{name}.{tag}" if tag else name)
-
-
-def _with_weights(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """`kwargs` with the file of the pretrained weights: embedded, or released and downloaded on first use."""
-    overlay, given = kwargs.get("pretrained_cfg_overlay") or {}, kwargs.get("pretrained_cfg")
-    if not given and not overlay:
-        given = embedded_tag(name)
-        kwargs = kwargs | {"pretrained_cfg": given}
-    if (release := released_tag(name, kwargs)) is not None:
-        from saccade.models.released import build_classifier, fetch  # they import this file
-
-        folder = kwargs.get("cache_dir")
-        path = fetch(release, build_classifier, Path(folder) if folder else None)
-        return kwargs | {"pretrained_cfg": release.tag, "pretrained_cfg_overlay": {"file": str(path)} | overlay}
-    registered = timm.models.get_pretrained_cfg(f"{name}.{given}" if isinstance(given, str) else name)
-    if overlay or (given and not isinstance(given, str)) or (registered is not None and registered.has_weights):
-        return kwargs
-    tag = f".{given}" if isinstance(given, str) else ""
-    inflate = " The file of an image model also loads: it is inflated." if name.startswith("video_") else ""
-    raise RuntimeError(
-        f"expected published weights of {name}{tag}, got none. `saccade pull --list` lists the models that have some. "
-        f"Train it, or load your own with saccade.load_checkpoint(model, path).{inflate}"
-    )
 
 
 def choose(option: str, value: str, choices: tuple[str, ...]) -> None:

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from saccade import ops
 from saccade.layers.attention import SelfAttention
-from saccade.layers.grid import channels_last, check_images
 from saccade.layers.linear import init_linear
 from saccade.layers.mlp import TokenMlp
 from saccade.layers.norm import TokenNorm
@@ -219,7 +218,7 @@ class SparseFormer(Classifier):
     precise = ("regions",)  # coordinates stay float32 when a copy is cast
     num_prefix_tokens = 0  # tokens without a region, before the latent tokens
     token_parameters = ("embeddings", "regions")  # these have one row per latent token
-    output_formats = ("NCHW", "NLC")  # of intermediates; the first is the default
+    output_formats = ("NCHW", "NLC")
 
     def __init__(
         self,
@@ -327,32 +326,23 @@ class SparseFormer(Classifier):
             new |= dict.fromkeys(dense, "a classifier has no dense features; train them with the dense task")
         return {key: value for key, value in state_dict.items() if key not in new}, new
 
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str | None = None,
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Images (B, 3, H, W) -> the tokens of `forward_features`, and intermediates in one of `output_formats`.
+    def intermediates(
+        self, images: Tensor, indices: int | list[int] | None, stop_early: bool, output_fmt: str
+    ) -> tuple[Tensor, list[Tensor]]:
+        """images (B, 3, H, W) -> the tokens of `forward_features`, and intermediates in one of `output_formats`.
 
         "NLC": the tokens (B, M, D) after every pass, `repeats` of the focusing, `depth` of the cortex transformer.
         "NCHW" (images only, the default): the last latent tokens put back onto the grid at strides 4, 8, 16 and 32
-        (SparseFormer Appendix A.2): by location (see `tokens.locate`) at stride 4, then average-pooled. `norm` has no
-        effect, as the norm follows the mean over tokens; nor has `stop_early`, as all features come from the last
-        tokens.
+        (SparseFormer Appendix A.2): by location (see `tokens.locate`) at stride 4, then average-pooled. The norm
+        follows the mean over tokens, so none is applied; `stop_early` has no effect, as all features come from the
+        last tokens.
         """
-        output_fmt = output_fmt or self.output_formats[0]
-        choose("output_fmt", output_fmt, self.output_formats)
         passes: list[Tensor] = []
-        tokens, regions, features = self.sample(x, passes)
+        tokens, regions, features = self.sample(images, passes)
         latent = tokens[:, self.num_prefix_tokens :]
-        outputs = passes if output_fmt == "NLC" else self.pyramid(x, latent, regions, features)
+        outputs = passes if output_fmt == "NLC" else self.pyramid(images, latent, regions, features)
         take, _ = feature_take_indices(len(outputs), indices)
-        intermediates = [outputs[i] for i in take]
-        return intermediates if intermediates_only else (tokens, intermediates)
+        return tokens, [outputs[i] for i in take]
 
     def pyramid(self, images: Tensor, tokens: Tensor, regions: Tensor, features: Tensor) -> list[Tensor]:
         """Tokens (B, M, D) back on the grid: features (B, D, H/4, W/4), (B, D, H/8, W/8), ... to stride 32."""
@@ -391,8 +381,7 @@ class SparseFormer(Classifier):
 
     def extract_features(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> the features that are sampled (B, C, h, w)."""
-        check_images(images, self.in_chans)
-        return self.stem(channels_last(images))
+        return self.stem(self.prepared(images))
 
     def initial_tokens(self, features: Tensor, extent: Tensor | None) -> tuple[Tensor, Tensor]:
         """Learned tokens (B, M, D) and regions (B, M, 4) of a batch; a single embedding serves all tokens."""
@@ -423,10 +412,6 @@ class SparseFormer(Classifier):
         """images (B, 3, H, W) -> tokens (B, M, D), with `num_prefix_tokens` others first."""
         return self.sample(images)[0]
 
-    def forward(self, images: Tensor) -> Tensor:
-        """images (B, 3, H, W) -> logits (B, K)."""
-        return self.forward_head(self.forward_features(images))
-
 
 def clip_vision(name: str = "sparseformer_btsp_clip_base", pretrained: bool = True, **kwargs: Any) -> nn.Module:
     """An image tower for open_clip: `clip.visual = clip_vision("sparseformer_btsp_clip_base")`.
@@ -447,15 +432,15 @@ def feature_info(dim: int) -> list[dict[str, Any]]:
 
 
 def init_weights(module: nn.Module) -> None:
-    """Linear layers truncated normal, convolutions Kaiming normal, sampling modules as in appendix A.3."""
+    """Linear layers truncated normal, convolutions Kaiming normal, sampling modules their own way (appendix A.3)."""
     if isinstance(module, nn.Linear):
         init_linear(module)
     elif isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-    elif isinstance(module, RegionAdjuster | PointPlacer | AdaptiveDecoder | StaticDecoder | LocationAttention):
-        module.init_weights()
+    elif initialise := getattr(module, "init_weights", None):
+        initialise()
 
 
 _RELEASED: dict[str, Any] = {"first_conv": "stem.conv", "crop_pct": 0.875, "interpolation": "bilinear"}

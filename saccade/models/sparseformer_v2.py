@@ -14,7 +14,7 @@ weights, same outputs). It differs from SparseFormer v1 in the order of a pass, 
 mixing without biases, and in position, stage embedding and class token, which v1 does not have.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import timm
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from saccade.layers.mlp import TokenMlp
 from saccade.models.card import Card, preprocess_of
 from saccade.models.classifier import Classifier
+from saccade.models.official import vit as official_vit
 from saccade.models.registry import build, choose, leaf, pretrained_cfg, register
 from saccade.models.sparseformer import (
     EarlyConv,
@@ -188,8 +189,7 @@ class SparseFormerV2(SparseFormer):
         self.embeddings = nn.Parameter(torch.empty(1, focus_dim))  # one for all tokens
         self.regions = nn.Parameter(padded_region_grid(num_tokens - 1, extra_regions))
         self.class_token = nn.Parameter(torch.randn(1, cortex_dim))
-        # Per pass, not per block; timm nests the list only for a list of depths.
-        rates = cast(list[float], calculate_drop_path_rates(drop_path_rate, repeats + 1 + depth))
+        rates: Any = calculate_drop_path_rates(drop_path_rate, repeats + 1 + depth)  # per pass, not per block
         block = FocusingBlock(
             SamplingUnit(focus_dim, channels, points, restrict_gradient),
             encoder_block(focus_dim, max(focus_dim // HEAD_DIM, 1), 4.0),
@@ -241,11 +241,9 @@ class SparseFormerV2(SparseFormer):
 
 
 def init_weights_v2(module: nn.Module) -> None:
-    """As SparseFormer v1 for the parts it has; the grid of points has x fastest."""
+    """As SparseFormer v1; the grid of points has x fastest."""
     init_weights(module)
-    if isinstance(module, ProductDecoder | MlpAdjuster):
-        module.init_weights()
-    elif isinstance(module, PointPlacer):
+    if isinstance(module, PointPlacer):
         with torch.no_grad():
             module.grid.copy_(point_grid(module.grid.numel() // 2).flip(-1).flatten())
 
@@ -287,7 +285,8 @@ def bootstrap(
     own: dict[str, Any] = {"num_tokens": num_tokens, "focus_dim": focus_dim or width, "extra_regions": "random"}
     chosen = inherited | own | options
     model = SparseFormerV2(**chosen)
-    model.load_state_dict(model.state_dict() | _inherited_weights(source, blocks))
+    weights = official_vit.convert(source.state_dict(), len(blocks) // 3, len(blocks))
+    model.load_state_dict(model.state_dict() | weights)
     if freeze:
         for name in model.bootstrap_groups()["frozen"]:
             model.get_parameter(name).requires_grad_(False)
@@ -331,68 +330,42 @@ def _inherited_options(source: Any, blocks: list[Any]) -> dict[str, Any]:
     }
 
 
-def _inherited_weights(source: Any, blocks: list[Any]) -> dict[str, Tensor]:
-    """Blocks N/3 to N of the ViT, its last norm and its last linear layer, under our names."""
-    parts = {f"cortex.blocks.{k}": _block_weights(block) for k, block in enumerate(blocks[len(blocks) // 3 :])}
-    parts["head.norm"] = (source.norm if isinstance(source.norm, nn.LayerNorm) else source.fc_norm).state_dict()
-    if isinstance(source.head, nn.Linear):
-        parts["head.fc"] = source.head.state_dict()
-    return {f"{part}.{name}": value for part, weights in parts.items() for name, value in weights.items()}
-
-
-_OTHER = "Use another model."
-_LAYERS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")  # of a ViT block, and of `encoder_block`
-
-
 def _check_vit(source: Any, blocks: list[Any]) -> None:
     """Raise a ValueError unless the blocks of the ViT, its last norm and its head have a place in a SparseFormer v2."""
     name = type(source).__name__
-    if len(blocks) < 3:
-        raise ValueError(f"expected a timm ViT of at least 3 blocks, got {name} with {len(blocks)}. Use another model.")
+    _require(len(blocks) >= 3, "a timm ViT of at least 3 blocks", f"{name} with {len(blocks)}")
     for block in blocks:
-        if type(block) is not Block:
-            raise ValueError(f"expected blocks of a plain timm ViT, got {name} with {type(block).__name__}. {_OTHER}")
-        allowed = {f"{layer}.{kind}" for layer in _LAYERS for kind in ("weight", "bias")} | {"ls1.gamma", "ls2.gamma"}
+        _require(type(block) is Block, "blocks of a plain timm ViT", f"{name} with {type(block).__name__}")
         names = set(block.state_dict())
-        if names - allowed or not {f"{layer}.weight" for layer in _LAYERS} <= names:
-            other = ", ".join(sorted(names - allowed)[:3]) or "other layers"
-            raise ValueError(f"expected blocks of a plain timm ViT, got {name} with {other}. {_OTHER}")
-        if not isinstance(block.norm1, nn.LayerNorm) or type(block.mlp) is not timm.layers.Mlp:
-            kinds = f"{type(block.norm1).__name__} and {type(block.mlp).__name__}"
-            raise ValueError(f"expected a ViT with LayerNorm and Mlp, got {name} with {kinds}. {_OTHER}")
+        has_layers = {f"{layer}.weight" for layer in official_vit.LAYERS} <= names <= official_vit.KEYS
+        other = ", ".join(sorted(names - official_vit.KEYS)[:3]) or "other layers"
+        _require(has_layers, "blocks of a plain timm ViT", f"{name} with {other}")
+        norm, mlp = block.norm1, block.mlp
+        kinds = f"{name} with {type(norm).__name__} and {type(mlp).__name__}"
+        _require(isinstance(norm, nn.LayerNorm) and type(mlp) is timm.layers.Mlp, "a ViT with LayerNorm and Mlp", kinds)
     _activation(blocks[0].mlp.act)
-    if getattr(source, "global_pool", "token") not in ("token", "avg", ""):
-        raise ValueError(
-            f"expected a ViT with class token or mean pooling, got {name} with {source.global_pool!r}. {_OTHER}"
-        )
+    pool = getattr(source, "global_pool", "token")
+    _require(pool in ("token", "avg", ""), "a ViT with class token or mean pooling", f"{name} with {pool!r}")
     norms = [norm for norm in (source.norm, source.fc_norm) if not isinstance(norm, nn.Identity)]
-    if len(norms) != 1 or not isinstance(norms[0], nn.LayerNorm):
-        raise ValueError(f"expected a ViT with one LayerNorm after its blocks, got {len(norms)} in {name}. {_OTHER}")
+    has_norm = len(norms) == 1 and isinstance(norms[0], nn.LayerNorm)
+    _require(has_norm, "a ViT with one LayerNorm after its blocks", f"{len(norms)} in {name}")
     extras = {"num_reg_tokens": "register tokens", "head_dist": "a distillation token", "rope": "rotary positions"}
     for attribute, what in extras.items():
-        if getattr(source, attribute, None) not in (None, 0):
-            raise ValueError(f"expected a plain ViT, got {what}, which a SparseFormer v2 does not have. {_OTHER}")
+        is_plain = getattr(source, attribute, None) in (None, 0)
+        _require(is_plain, "a plain ViT", f"{what}, which a SparseFormer v2 does not have")
 
 
 def _activation(act: nn.Module) -> str:
     if isinstance(act, timm.layers.QuickGELU):
         return "quick_gelu"
-    if isinstance(act, timm.layers.GELU) or (isinstance(act, nn.GELU) and act.approximate == "none"):
-        return "gelu"
-    raise ValueError(f"expected a ViT with GELU or QuickGELU, got {act}. Use another model.")
+    is_gelu = isinstance(act, timm.layers.GELU) or (isinstance(act, nn.GELU) and act.approximate == "none")
+    _require(is_gelu, "a ViT with GELU or QuickGELU", str(act))
+    return "gelu"
 
 
-def _block_weights(block: nn.Module) -> dict[str, Tensor]:
-    """Weights of a timm ViT block for `encoder_block`: layer scale multiplied into its layers, missing biases zero."""
-    theirs = block.state_dict()
-    for scale, layer in (("ls1.gamma", "attn.proj"), ("ls2.gamma", "mlp.fc2")):
-        if scale in theirs:
-            gamma = theirs.pop(scale)
-            theirs[f"{layer}.weight"] = gamma.unsqueeze(1) * theirs[f"{layer}.weight"]
-            if f"{layer}.bias" in theirs:
-                theirs[f"{layer}.bias"] = gamma * theirs[f"{layer}.bias"]
-    zeros = {f"{layer}.bias": torch.zeros(len(theirs[f"{layer}.weight"])) for layer in _LAYERS}
-    return zeros | theirs
+def _require(condition: bool, expected: str, got: str) -> None:
+    if not condition:
+        raise ValueError(f"expected {expected}, got {got}. Use another model.")
 
 
 def _cfg(num_classes: int = 1000, **changes: Any) -> dict[str, Any]:

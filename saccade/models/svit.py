@@ -11,7 +11,7 @@ LayerNorm, and those zeros count; no gradient passes through the association (se
 Base and Large have layer scale. A cell of one pixel is plain self-attention.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from timm.layers import ClassifierHead, DropPath, LayerScale2d, calculate_drop_path_rates
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from saccade import ops
 from saccade.layers.attention import SelfAttention
 from saccade.layers.conv import DepthwiseConv
-from saccade.layers.grid import channels_last, check_images, to_features, to_pixels
+from saccade.layers.grid import to_features, to_pixels
 from saccade.layers.linear import init_linear
 from saccade.layers.mlp import ConvMlp
 from saccade.layers.norm import ChannelNorm
@@ -253,15 +253,6 @@ class SViT(StagedClassifier):
         blocks = [(r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^stages\.(\d+)", (0,)), (r"^projection", (99999,))]
         return {"stem": r"^(?:stem|position)", "blocks": r"^stages\.(\d+)" if coarse else blocks}
 
-    @ops.model_pass
-    def forward_stages(self, images: Tensor, count: int, take: Collection[int]) -> tuple[Tensor, list[Tensor]]:
-        features, intermediates = self.forward_stem(images), []
-        for i, stage in enumerate(self.stages[:count]):
-            features = stage(features)
-            if i in take:
-                intermediates.append(features)
-        return features, intermediates
-
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
@@ -270,21 +261,8 @@ class SViT(StagedClassifier):
             self.projection = nn.Identity()
         return super().prune_intermediate_layers(indices, prune_norm, prune_head)
 
-    def forward_stem(self, images: Tensor) -> Tensor:
-        check_images(images, self.in_chans)
-        return self.position(self.stem(channels_last(images)))
-
-    @ops.model_pass
-    def forward_features(self, images: Tensor) -> Tensor:
-        """images (B, 3, H, W) -> features (B, C, H/32, W/32)."""
-        return self.stages(self.forward_stem(images))
-
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         return self.head(self.projection(features), pre_logits=pre_logits)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """images (B, 3, H, W) -> logits (B, K)."""
-        return self.forward_head(self.forward_features(images))
 
 
 def conv_stem(in_chans: int, dim: int) -> nn.Sequential:

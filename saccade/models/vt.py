@@ -30,12 +30,10 @@ from typing import Any, NamedTuple
 import torch
 from timm.layers import ClassifierHead
 from timm.models import checkpoint, checkpoint_seq, generate_default_cfgs
-from timm.models._features import feature_take_indices
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
 
 from saccade import ops
-from saccade.layers.grid import channels_last, check_images
 from saccade.layers.relation import EquationTransformer, FeedForward, GraphConvolution, VisualTokenTransformer
 from saccade.models.classifier import StagedClassifier
 from saccade.models.registry import build, choose, leaf, pretrained_cfg, register
@@ -251,24 +249,15 @@ class VT(StagedClassifier):
             features = tokens.transpose(1, 2).unsqueeze(3)  # (B, D, M, 1), as timm's heads read features
         return features, intermediates
 
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Remove the stages after the last chosen one, and with `prune_head` the classifier."""
-        take, last = feature_take_indices(len(self.feature_info), indices)
-        for i in range(last + 1, 3):
+    def drop_stages(self, count: int) -> None:
+        for i in range(count, 3):
             setattr(self, f"layer{i + 1}", nn.Sequential())  # the identity
-        if last < 3:
+        if count <= 3:
             self.layer4 = None
-        if prune_head:
-            self.reset_classifier(0, "")
-        return take
 
     def forward_stem(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> features (B, C, H/4, W/4)."""
-        check_images(images, self.in_chans)
-        images = channels_last(images)
-        return ops.conv_norm_relu_pool(images, self.conv1, self.bn1, self.maxpool)
+        return ops.conv_norm_relu_pool(self.prepared(images), self.conv1, self.bn1, self.maxpool)
 
     def forward_tokens(self, images: Tensor) -> Tensor:
         """images (B, 3, H, W) -> the last module's tokens (B, M, D)."""
@@ -279,10 +268,6 @@ class VT(StagedClassifier):
         if self.layer4 is None:
             raise RuntimeError("this model was pruned to ResNet stages and has no tokens. Use forward_intermediates.")
         return self.forward_stages(images, 4, ())[0]
-
-    def forward(self, images: Tensor) -> Tensor:
-        """images (B, 3, H, W) -> logits (B, K)."""
-        return self.forward_head(self.forward_features(images))
 
 
 def insert(

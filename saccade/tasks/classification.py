@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from saccade._extras import require
-from saccade.models.checkpoint import CheckpointError, load_checkpoint, read_state_dict
+from saccade.models.checkpoint import load_checkpoint
 from saccade.models.registry import create_model
+from saccade.weights.read import CheckpointError, read_state_dict
 
 
 def build_classifier(

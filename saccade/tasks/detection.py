@@ -16,13 +16,14 @@ from saccade.heads.cascade import cascade_mask_rcnn
 from saccade.heads.mask_rcnn import RegionDetector, mask_rcnn, proposal_network, region_stage, set_strides
 from saccade.heads.pyramid import NormLayer, Pyramid
 from saccade.heads.sparse_box import SparseBoxHead
-from saccade.models.checkpoint import LoadReport, load_checkpoint, read_state_dict
+from saccade.models.checkpoint import LoadReport, load_checkpoint
 from saccade.models.registry import MEAN, STD, choose, create_model
 from saccade.models.sparseformer import SparseFormer
 from saccade.tasks.batch_transform import BatchTransform
 from saccade.tasks.segmentation import pyramid_backbone
 from saccade.tasks.set_prediction import DETR, SetWeights
 from saccade.tasks.sparse_detector import SparseDetector, init_detection_tokens
+from saccade.weights.read import read_state_dict
 
 REGION_HEADS: dict[str, Callable[..., RegionDetector]] = {
     "mask_rcnn": mask_rcnn,

@@ -10,14 +10,15 @@ from timm.models import get_pretrained_cfg
 from torch import Tensor, nn
 
 from saccade import weights
-from saccade.models.card import Card, Preprocess, preprocess_of, read_card, timm_config, weights_file
-from saccade.models.checkpoint import CheckpointError, convert_parts, load_checkpoint, match_checkpoint, read_state_dict
-from saccade.models.hub import PREFIX, hub_file
-from saccade.models.official import heads
+from saccade.models.card import Card, Preprocess, preprocess_of, read_card, timm_config
+from saccade.models.checkpoint import load_checkpoint, match_checkpoint
+from saccade.models.official import convert_parts, heads
 from saccade.models.registry import create_model, list_models
 from saccade.tasks.detection import DETECTORS, create_detector
 from saccade.tasks.released import fetch_release
 from saccade.tasks.segmentation import BACKBONE_KWARGS, Segmenter, create_segmenter
+from saccade.weights.hub import PREFIX, hub_file
+from saccade.weights.read import CheckpointError, read_state_dict, weights_file
 from saccade.weights.releases import find
 
 CLIP_STRIDE = 4  # frames between two frames of a clip, for video models without a card

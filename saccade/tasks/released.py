@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from saccade import weights
 from saccade.data.sources.class_names import COCO_THINGS
 from saccade.models.card import Card, preprocess_of, read_card
-from saccade.models.checkpoint import BACKBONE, CheckpointError
-from saccade.models.official import heads, mask_rcnn, paca
-from saccade.models.released import build_classifier, fetch
+from saccade.models.official import BACKBONE, heads, mask_rcnn, paca
 from saccade.tasks.detection import create_detector
 from saccade.tasks.segmentation import create_segmenter
+from saccade.weights.fetch import build_classifier, fetch
+from saccade.weights.read import CheckpointError
 from saccade.weights.releases import RELEASES, Release, find
 
 SEGMENTATION_SIDE = 512  # shorter side of images in the papers' ADE20K evaluation
@@ -36,7 +36,7 @@ def pretrained_model(backbone: str, head: str, tag: str) -> tuple[Path, Card]:
 
 
 def fetch_release(release: Release, folder: Path | None = None, source: Path | None = None) -> Path:
-    """The converted file of a release of any task; see `saccade.models.released.fetch`."""
+    """The converted file of a release of any task; see `saccade.weights.fetch.fetch`."""
     return fetch(release, build_task_model if release.head else build_classifier, folder, source)
 
 

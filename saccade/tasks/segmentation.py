@@ -19,11 +19,13 @@ from saccade.heads.upernet import UperNetHead
 from saccade.heads.vt_fpn import vt_fpn_head
 from saccade.layers.conv import resize_like
 from saccade.layers.grid import channels_last, check_images
-from saccade.models.checkpoint import LoadReport, convert_parts, load_checkpoint, read_state_dict
+from saccade.models.checkpoint import LoadReport, load_checkpoint
+from saccade.models.official import convert_parts
 from saccade.models.registry import choose, create_model
 from saccade.models.sparseformer import SparseFormer
 from saccade.tasks.losses import IGNORE_INDEX, class_loss, dice_loss
 from saccade.tasks.sparse_detector import init_detection_tokens
+from saccade.weights.read import read_state_dict
 
 PYRAMID_HEADS: dict[str, Callable[..., nn.Module]] = {
     "vt_fpn": vt_fpn_head,

@@ -13,9 +13,8 @@ from torch import nn
 import saccade
 from saccade import weights
 from saccade.explanation import Subject, load_subject
-from saccade.models.card import weights_file
-from saccade.models.checkpoint import read_metadata
 from saccade.tasks.load import read_task_card
+from saccade.weights.read import read_metadata, weights_file
 
 FAMILIES = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
 TASKS = ("classification", "segmentation", "detection", "video")

@@ -11,7 +11,7 @@ from saccade.engine.clock import Clock
 from saccade.engine.recipe import RecipeError
 from saccade.engine.tasks.classify import ClassificationModule
 from saccade.engine.train import assemble, differences, train, warn_if_slow
-from saccade.models.checkpoint import read_metadata
+from saccade.weights.read import read_metadata
 from tests.engine.runs import recipe, rows
 
 

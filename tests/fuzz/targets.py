@@ -28,8 +28,9 @@ from saccade.data.sources.shards import ShardSource
 from saccade.data.sources.table import TableSource, encoded_cell
 from saccade.engine.recipe import RecipeError, load_recipe
 from saccade.models.card import read_card
-from saccade.models.checkpoint import CheckpointError, match_checkpoint
+from saccade.models.checkpoint import match_checkpoint
 from saccade.web.uploads import BadUpload, Limits, read_upload, read_video
+from saccade.weights.read import CheckpointError
 from tests.fuzz.mutate import WORDS, mutate, mutate_json, mutate_tar
 
 

@@ -19,8 +19,9 @@ from saccade.data.sources.shards import ShardSource
 from saccade.data.sources.table import TableSource, encoded_cell
 from saccade.engine.recipe import RecipeError, load_recipe
 from saccade.models.card import read_card
-from saccade.models.checkpoint import CheckpointError, read_state_dict, save_checkpoint, unwrap
+from saccade.models.checkpoint import save_checkpoint
 from saccade.tasks.load import load
+from saccade.weights.read import CheckpointError, read_state_dict, unwrap
 from tests.fuzz.driver import MAX_MEGABYTES, MAX_SECONDS, run
 from tests.fuzz.targets import TARGETS, Tiny
 

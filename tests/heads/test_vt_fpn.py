@@ -10,8 +10,8 @@ import saccade
 from saccade.heads.fpn import FPN
 from saccade.heads.vt_fpn import VTPyramid, VTPyramidLayer, vt_fpn_head
 from saccade.layers.relation import VisualTokenTransformer
-from saccade.models.checkpoint import CheckpointError
 from saccade.models.official import vt_fpn
+from saccade.weights.read import CheckpointError
 from tests.parity import kit
 from tests.parity.fill import fill, image, noise
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import saccade
-from saccade.models.checkpoint import CheckpointError, identify, read_metadata
+from saccade.models.checkpoint import identify
+from saccade.weights.read import CheckpointError, read_metadata
 from tests.parity import kit
 
 

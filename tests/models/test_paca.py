@@ -7,8 +7,9 @@ from torch.func import functional_call
 
 import saccade
 from saccade import ops
-from saccade.models.checkpoint import CheckpointError, identify
+from saccade.models.checkpoint import identify
 from saccade.ops._launch import record_specializations
+from saccade.weights.read import CheckpointError
 from tests.models import slow_paca
 from tests.ops.compare import DEVICE, kernels_allowed, needs_triton, randn
 from tests.parity import kit

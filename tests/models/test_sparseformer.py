@@ -12,8 +12,9 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import saccade
-from saccade.models.checkpoint import CheckpointError, identify
+from saccade.models.checkpoint import identify
 from saccade.ops.roi_sampling import sample
+from saccade.weights.read import CheckpointError
 from tests.parity import kit
 
 VARIANT, NAME = "sparseformer_v1_tiny", "sparseformer_tiny"

@@ -11,11 +11,12 @@ from timm.models.vision_transformer import ResPostBlock
 from torch import Tensor, nn
 
 import saccade
-from saccade.models.checkpoint import CheckpointError, identify, match_checkpoint
+from saccade.models.checkpoint import identify, match_checkpoint
 from saccade.models.sparseformer_v2 import SparseFormerV2, bootstrap
 from saccade.ops.roi_sampling import sample
 from saccade.tokens.regions import RegionPosition, clamp_to_border, padded_region_grid
 from saccade.tokens.trace import RegionTrace
+from saccade.weights.read import CheckpointError
 from tests.parity import kit
 
 AUGREG, CLIP = "sparseformer_btsp_augreg_base", "sparseformer_btsp_clip_base"

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import saccade
 from saccade.layers.boxes import centre_and_size
-from saccade.models.checkpoint import CheckpointError, identify
+from saccade.models.checkpoint import identify
 from saccade.tokens.regions import region_grid, region_tubes
 from saccade.tokens.trace import RegionTrace, TubeTrace
+from saccade.weights.read import CheckpointError
 from tests.parity import kit
 from tests.peak_memory import PEAK
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from saccade.benchmark.paper import COMPARED, REPORTED, comparison_rows
 from saccade.benchmark.plot import pareto_front, plot_trade_offs
-from saccade.models.paper import COMPARED, REPORTED, comparison_rows
 from saccade.reports.charts import COLOURS
 
 PRINTED = {  # timm's name -> as the tables call it

@@ -6,7 +6,7 @@ from timm.models import create_model
 from torch.utils.flop_counter import FlopCounterMode
 
 from saccade.benchmark import count
-from saccade.models.paper import REPORTED
+from saccade.benchmark.paper import REPORTED
 from tests.paper.precision import agrees, check_madds, check_params
 
 SIZES = [  # Table 1

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import saccade
 from saccade.benchmark import Cost, count
-from saccade.models.paper import REPORTED
+from saccade.benchmark.paper import REPORTED
 from tests.paper.precision import agrees, check_madds, check_params
 
 TINY, BASE = "sparseformer_tiny", "sparseformer_base"

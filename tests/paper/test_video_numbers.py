@@ -6,7 +6,7 @@ As for images, the printed costs leave out the two matrix products of the adapti
 import pytest
 
 from saccade.benchmark import count
-from saccade.models.paper import REPORTED
+from saccade.benchmark.paper import REPORTED
 from tests.paper.precision import agrees, check_madds, check_params
 from tests.paper.test_sparseformer_numbers import without_mixing
 

@@ -6,8 +6,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import saccade
 from saccade.benchmark import count
+from saccade.benchmark.paper import REPORTED
 from saccade.layers.relation import VisualTokenTransformer
-from saccade.models.paper import REPORTED
 from saccade.tokens.projector import TokenProjector
 from saccade.tokens.visual_tokens import FilterTokenizer, pixel_groups
 from tests.paper import vt_tables

@@ -6,10 +6,10 @@ from timm.data import resolve_data_config
 
 import saccade
 from saccade.models.card import Card, Preprocess, save_model
-from saccade.models.checkpoint import CheckpointError
 from saccade.tasks.load import card_of, identify_segmenter, load, read_task_card
 from saccade.tasks.segmentation import Segmenter
 from saccade.tasks.sparse_detector import SparseDetector
+from saccade.weights.read import CheckpointError
 from tests.tasks.test_segmentation_checkpoints import official_file
 
 PREPROCESS = Preprocess(64)

@@ -12,9 +12,9 @@ import saccade
 from saccade.data.sources.class_names import COCO_THINGS
 from saccade.heads.mmdet import ExactAnchorGenerator, HalfPixelRoIAlign, TwoSidedBoxCoder
 from saccade.models.card import Card, Preprocess, read_card, save_model
-from saccade.models.checkpoint import CheckpointError
 from saccade.models.official import mask_rcnn
 from saccade.tasks.released import fetch_release
+from saccade.weights.read import CheckpointError
 from saccade.weights.releases import find
 from tests.tasks.test_segmentation_checkpoints import official_file
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import saccade
-from saccade.models.checkpoint import CheckpointError
 from saccade.tasks.segmentation import SEGMENTATION_HEADS
+from saccade.weights.read import CheckpointError
 from tests.parity import kit
 from tests.parity.fill import fill
 from tests.tasks.test_segmentation import SMALL, make

@@ -14,7 +14,7 @@ from timm.models import _registry
 import saccade
 from saccade import weights
 from saccade.models.card import Card, Preprocess, save_model
-from saccade.models.embedded import register_embedded
+from saccade.weights.tags import register_embedded
 
 SHIPPED = Path(weights.__file__).parent
 TOOL = Path(__file__).parents[2] / "tools/embed_weights.py"

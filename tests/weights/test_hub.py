@@ -14,8 +14,8 @@ from timm.models import save_for_hf
 import saccade
 from saccade.cli import main
 from saccade.models.card import Card, Preprocess, save_model
-from saccade.models.checkpoint import CheckpointError
-from saccade.models.hub import push
+from saccade.weights.hub import push
+from saccade.weights.read import CheckpointError
 
 IMAGES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
@@ -85,8 +85,8 @@ class FakeHub:
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     hub = FakeHub(tmp_path / "hub")
-    monkeypatch.setattr("saccade.models.hub.HfApi", hub)
-    monkeypatch.setattr("saccade.models.hub.hf_hub_download", hub.download)
+    monkeypatch.setattr("saccade.weights.hub.HfApi", hub)
+    monkeypatch.setattr("saccade.weights.hub.hf_hub_download", hub.download)
     monkeypatch.setattr("timm.models._hub.hf_hub_download", hub.download)
     return hub
 

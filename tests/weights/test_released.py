@@ -13,10 +13,10 @@ import torch
 import saccade
 from saccade.cli import main
 from saccade.models.card import read_card
-from saccade.models.checkpoint import CheckpointError, read_metadata
 from saccade.models.official import sparseformer
 from saccade.tasks.released import fetch_release
 from saccade.weights.download import DownloadError
+from saccade.weights.read import CheckpointError, read_metadata
 from saccade.weights.releases import RELEASES, SPARSEFORMER, Release, find
 from tests.parity import kit
 from tests.weights.server import file_server

@@ -19,12 +19,12 @@ from saccade.engine.module import TrainingModule, TrainingSetup
 from saccade.engine.recipe import Recipe, RecipeError
 from saccade.inference.compile import compile_options
 from saccade.models.card import Card, Preprocess, preprocess_of
-from saccade.models.registry import embedded_tag
 from saccade.reports.page import Thumbnail, image_figure
 from saccade.tasks.classification import build_classifier
 from saccade.tasks.distillation import Teacher, TeacherEnsemble, distillation_loss, load_teacher
 from saccade.tasks.evaluators import ClassEvaluator, Evaluator
 from saccade.tasks.losses import balanced_weights, class_loss
+from saccade.weights.tags import embedded_tag
 
 _logger = logging.getLogger(__name__)
 

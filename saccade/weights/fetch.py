@@ -1,6 +1,6 @@
-"""The authors' released files as timm tags: downloaded on first use, converted, cached as safetensors with a card.
+"""The authors' released files: downloaded on first use, converted, cached as safetensors with a card.
 
-`weights/releases.py` lists them. Nothing in a file is executed, every tensor is accounted for, and a file that fails
+`releases.py` lists them. Nothing in a file is executed, every tensor is accounted for, and a file that fails
 leaves nothing in the cache.
 """
 
@@ -12,28 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from saccade.models.card import Card, preprocess_of, save_model
-from saccade.models.checkpoint import CheckpointError, match_checkpoint, read_state_dict
-from saccade.models.embedded import add_tag
+from saccade.models.checkpoint import match_checkpoint
 from saccade.models.registry import create_model
 from saccade.weights.download import DownloadError, check_pin, download, home, locked, sha256
-from saccade.weights.releases import RELEASES, Release, cached_file
+from saccade.weights.read import CheckpointError, read_state_dict
+from saccade.weights.releases import Release, cached_file
 
 Builder = Callable[[Release, dict[str, Tensor]], tuple[nn.Module, Card]]  # the model of a release from its tensors
-
-
-def register_released() -> None:
-    """Add the classifiers to timm's registry. Those that a person has to download have no address there."""
-    for release in RELEASES:
-        if release.head:
-            continue
-        add_tag(
-            release.model,
-            release.tag,
-            url="" if release.by_hand else release.url,
-            license=release.licence or None,
-            origin_url=release.url,
-            notes=(release.accuracy,) if release.accuracy else None,
-        )
 
 
 def fetch(release: Release, build: Builder, folder: Path | None = None, source: Path | None = None) -> Path:

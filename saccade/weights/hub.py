@@ -15,8 +15,9 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from timm.models import save_for_hf
 
 from saccade.models.card import Card, read_card
-from saccade.models.checkpoint import CheckpointError, load_checkpoint, read_metadata
+from saccade.models.checkpoint import load_checkpoint
 from saccade.models.registry import create_model
+from saccade.weights.read import CheckpointError, read_metadata
 
 PREFIX = "hf-hub:"
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
