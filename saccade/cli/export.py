@@ -1,6 +1,7 @@
 """`saccade export`: write a model as ONNX or pt2, and compare the file with PyTorch."""
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -66,10 +67,12 @@ def run(args: argparse.Namespace) -> int:
     dynamic = () if args.dynamic == "none" else tuple(args.dynamic.split(","))
     if args.size and "size" in dynamic:
         raise UsageError("--size fixes height and width. Add --dynamic batch or --dynamic none.")
-    model, card = open_named(args)
+    model, card, trained = open_named(args)
     dtype = None if args.dtype == "float32" else getattr(torch, args.dtype)
     with spinner(f"exporting {card.name}", args), quiet():
         export = export_model(model, path, kind, dynamic, dtype, args.with_preprocessing, card, args.size)
+    if not trained:
+        print(f"saccade export: {args.model} is randomly initialised", file=sys.stderr)
     document: dict[str, Any] = {
         "out": str(path),
         "files": [str(file) for file in export.files],
@@ -89,9 +92,8 @@ def run(args: argparse.Namespace) -> int:
     return 0 if agrees else 1
 
 
-def open_named(args: argparse.Namespace) -> tuple[Any, Any]:
-    """The model and card of a checkpoint or embedded name; else a registered model with random weights."""
-    import sys
+def open_named(args: argparse.Namespace) -> tuple[Any, Any, bool]:
+    """The model and card of a checkpoint or embedded name; else (False) of a registered model with random weights."""
     from pathlib import Path
 
     import timm
@@ -104,23 +106,22 @@ def open_named(args: argparse.Namespace) -> tuple[Any, Any]:
     options = settings(args.set)
     check_source(args.model, options)
     if (detector := create_named_detector(args, options)) is not None:
-        return detector
-    if not Path(args.model).exists() and not options and weights.find(args.model) is None and timm.is_model(args.model):
-        print(f"saccade export: {args.model} has no embedded weights and is randomly initialised", file=sys.stderr)
-    elif not options or not timm.is_model(args.model):
+        return *detector, False
+    has_weights = Path(args.model).exists() or weights.find(args.model) is not None
+    if not timm.is_model(args.model) or (has_weights and not options):
         if options:
             raise UsageError("--set builds a model by name; a checkpoint has its own options. Remove the flag.")
         model = load(args.model)
-        return model, card_of(model)
+        return model, card_of(model), True
     torch.manual_seed(args.seed)
     model = create_model(args.model, **options)
     card = describe_model(model)
-    return model.eval(), card._replace(name=args.model, kwargs={k: v for k, v in options.items() if k != "num_classes"})
+    card = card._replace(name=args.model, kwargs={k: v for k, v in options.items() if k != "num_classes"})
+    return model.eval(), card, False
 
 
 def create_named_detector(args: argparse.Namespace, options: dict[str, Any]) -> tuple[Any, Any] | None:
     """Mask R-CNN or its cascade by name, BACKBONE+HEAD, with random weights; None for anything else."""
-    import sys
     from pathlib import Path
 
     import timm
@@ -136,7 +137,6 @@ def create_named_detector(args: argparse.Namespace, options: dict[str, Any]) -> 
         return None
     if not options and (weights.find(args.model) is not None or find(args.model) is not None):
         return None
-    print(f"saccade export: {args.model} is randomly initialised", file=sys.stderr)
     with torch.device("meta"), model_options(args.model, options):
         create_detector(backbone, head, **options)
     torch.manual_seed(args.seed)

@@ -187,10 +187,10 @@ def set_up(
     recipe = fit_to_data(recipe, sources.train_count, no_epochs)
     if card.multi_label:
         recipe = replace(recipe, data=replace(recipe.data, multi_label=True))
-    make_optimizer(network, recipe.optimizer, recipe.batch_size)  # raises before a folder is made
-    checkpoint = prepare_folder(out, recipe)
     clock = Clock(recipe.epochs * (sources.train_count // recipe.batch_size), recipe.trainer.max_minutes, started)
     module = module_of(recipe)(network, recipe, sources, preprocess, clock, str(out))
+    make_optimizer(network, recipe.optimizer, recipe.batch_size)  # raises for wrong options, before the folder is made
+    checkpoint = prepare_folder(out, recipe)
     if recipe.trainer.compile:
         module.compile_model(recipe.trainer.compile_mode)
     warn_if_slow(network, preprocess, recipe, clock, device)

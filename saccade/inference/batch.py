@@ -122,6 +122,8 @@ def predict_batch(
     for name, value in (("batch_size", batch_size), ("workers", workers), ("actors", actors), ("part_rows", part_rows)):
         if value is not None and value < 1:
             raise UsageError(f"expected {name} of at least 1, got {value}.")
+    if engine == "ray":
+        require("ray", "scale")
     module = model if isinstance(model, nn.Module) else load(model)
     card, selected = card_of(module), PredictOptions(**options)
     task = choose_task(task, card)
