@@ -166,7 +166,8 @@ def make_cases(args: argparse.Namespace, device: str) -> list[Any]:
     copies = {None: [False], "only": [True], "both": [False, True]}[args.optimize]
     graphs = [run for run in args.run if run.endswith("_graph")]
     if graphs and not device.startswith("cuda"):
-        raise UsageError(f"--run {graphs[0]} needs a CUDA device, got {device}. Remove it from --run.")
+        kind = ValueError if args.device == "auto" else UsageError  # auto: only this machine says that there is no GPU
+        raise kind(f"--run {graphs[0]} needs a CUDA device, got {device}. Remove it from --run.")
     if "train" in args.mode and args.optimize == "only":
         raise UsageError("--optimize copies are inference-only. Remove train from --mode, or use --optimize both.")
     axes = product(args.dtype, args.mode, args.run, formats, copies, args.batch, sizes, args.models)

@@ -174,8 +174,8 @@ def test_every_number_has_a_range():
     commands: Any = next(action for action in make_parser()._actions if action.dest == "command").choices
     types = {(name, action.dest): action.type for name, sub in commands.items() for action in sub._actions}
     assert [flag for flag, kind in types.items() if kind in (int, float)] == []
-    numbers = [flag for flag, kind in types.items() if kind is not None and "parse" in kind.__qualname__]
-    assert len(numbers) == 56
+    ranged = [flag for flag, kind in types.items() if kind is not None and "parse" in kind.__qualname__]
+    assert len(ranged) == 56
 
 
 @pytest.mark.parametrize(
