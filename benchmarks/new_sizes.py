@@ -61,16 +61,16 @@ def run(name: str, device: str, sizes: list[tuple[int, int]], batch: int) -> dic
     step(*sizes[0])
     before = compilations[0]
     new = [step(*size) for size in sizes[1:]]
-    known = [step(*size) for size in sizes[1:]]
+    repeated = [step(*size) for size in sizes[1:]]
     again = [min(step(*size), step(*size)) for size in sizes[1:]]
-    ratios = [fresh / seen for fresh, seen in zip(new, known, strict=True)]
+    ratios = [first_time / second for first_time, second in zip(new, repeated, strict=True)]
     return {
         "model": name,
         "first_s": round(first, 2),
         "new_ms": round(1e3 * statistics.median(new), 1),
-        "known_ms": round(1e3 * statistics.median(known), 1),
+        "repeated_ms": round(1e3 * statistics.median(repeated), 1),
         "again_ms": round(1e3 * statistics.median(again), 1),
-        "new_to_known": round(statistics.median(ratios), 2),
+        "new_to_repeated": round(statistics.median(ratios), 2),
         "worst": round(max(ratios), 2),
         "compiled_first": before,
         "compiled_later": compilations[0] - before,

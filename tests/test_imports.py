@@ -57,7 +57,7 @@ PACKAGES = {
     ),
 }
 EVERYTHING = {"__init__", "cli", "web"}  # may import all packages; no package imports cli or web
-LEAVES = {"_extras", "_files"}  # import nothing of saccade; every package may import them
+LEAVES = {"_errors", "_extras", "_files"}  # import nothing of saccade; every package may import them
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -20,7 +20,15 @@ SCRIPTS = sorted([*ROOT.glob("examples/*.py"), *ROOT.glob("docs/gallery/*.py")])
 PROGRAMS = sorted([*ROOT.glob("saccade/cli/*.py"), *ROOT.glob("saccade/web/*.py")])
 
 # What command line and web page may import besides: each other, these packages, and modules with a reason.
-SHARED = ("saccade.cli", "saccade.web", "saccade.reports", "saccade.weights", "saccade._extras", "saccade._files")
+SHARED = (
+    "saccade.cli",
+    "saccade.web",
+    "saccade.reports",
+    "saccade.weights",
+    "saccade._errors",
+    "saccade._extras",
+    "saccade._files",
+)
 INTERNAL = {
     "saccade/cli/convert.py": (
         (

@@ -7,6 +7,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from saccade._errors import UsageError
+from saccade.cli import MAX_SIDE, integer, number
+
 HELP = "measure speed, memory and cost of saccade's and timm's models in one interleaved run"
 EXAMPLE = "saccade bench svit_small swin_tiny_patch4_window7_224 --batch 8 --mode inference train"
 FLAGS = ("out", "set", "device")  # of the shared ones
@@ -20,8 +23,10 @@ SCALING_SIZES = (224, 320, 448, 640, 896, 1024)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="name of a saccade or timm model")
-    parser.add_argument("--sizes", type=int, nargs="+", metavar="PX", help="image sizes (default: 224)")
-    parser.add_argument("--batch", type=int, nargs="+", default=[8], metavar="N", help="batch sizes (default: 8)")
+    parser.add_argument(
+        "--sizes", type=integer(1, MAX_SIDE), nargs="+", metavar="PX", help="image sizes (default: 224)"
+    )
+    parser.add_argument("--batch", type=integer(), nargs="+", default=[8], metavar="N", help="batch sizes (default: 8)")
     parser.add_argument(
         "--mode",
         nargs="+",
@@ -49,9 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure copies from saccade.optimize; both: original and optimized",
     )
     parser.add_argument("--baseline", metavar="MODEL", help="model that ratios refer to (default: the first)")
-    parser.add_argument("--rounds", type=int, default=7, help="measurements per case (default: 7)")
-    parser.add_argument("--seconds", type=float, default=0.2, help="minimum seconds per measurement (default: 0.2)")
-    parser.add_argument("--threads", type=int, help="CPU threads")
+    parser.add_argument("--rounds", type=integer(), default=7, help="measurements per case (default: 7)")
+    parser.add_argument("--seconds", type=number(0), default=0.2, help="minimum seconds per measurement (default: 0.2)")
+    parser.add_argument("--threads", type=integer(1, 1024), help="CPU threads")
     parser.add_argument("--name", help="name of the files in --out (default: date, machine and mode)")
     parser.add_argument(
         "--scaling", action="store_true", help=f"measure cost against image size, at {SCALING_SIZES} px"
@@ -62,11 +67,10 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from saccade.benchmark import DTYPES, describe_machine, measure, measure_ceiling
-    from saccade.cli import check_numbers, pick_device, print_json, spinner
+    from saccade.cli import pick_device, print_json, spinner
 
-    check_numbers(args, sizes=1, batch=1, rounds=1, threads=1)
-    if not 0 <= args.seconds < float("inf"):
-        raise ValueError(f"expected --seconds of at least 0, got {args.seconds}. 0 measures single steps.")
+    if args.name and not args.out:
+        raise UsageError("--name names the files in --out, got no --out. Add it.")
     device = pick_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -107,21 +111,23 @@ def run_batch(args: argparse.Namespace, device: str) -> int:
     from saccade import list_models
     from saccade.benchmark import DTYPES, describe_machine
     from saccade.benchmark.batch import measure_batch
-    from saccade.cli import print_json, settings, spinner
+    from saccade.cli import check_model, print_json, settings, spinner
 
     defaults = {"mode": ["batch"], "run": ["eager"], "memory_format": ["contiguous"], "channels_last": False}
     defaults |= {"optimize": None, "baseline": None, "scaling": False, "out": None, "name": None}
     for flag, default in defaults.items():
         if getattr(args, flag) != default:
-            raise ValueError(f"--{flag.replace('_', '-')} does not apply to --mode batch. Remove it.")
+            raise UsageError(f"--{flag.replace('_', '-')} does not apply to --mode batch. Remove it.")
     if unknown := sorted(set(args.models) - set(list_models())):
-        raise ValueError(f"expected saccade's models for --mode batch, got {unknown[0]}. `saccade models` lists them.")
-    rows = []
+        raise UsageError(f"expected saccade's models for --mode batch, got {unknown[0]}. `saccade models` lists them.")
+    options, rows = settings(args.set), []
+    for name in args.models if options else ():
+        check_model(name, options)
     with spinner("starting", args) as report:
         for name, size, batch, dtype in product(args.models, args.sizes or (224,), args.batch, args.dtype):
             autocast = None if dtype == "float32" else DTYPES[dtype]
             timing = (device, autocast, args.rounds, args.seconds, report)
-            row = measure_batch(name, size, batch, *timing, **settings(args.set)).to_dict() | {"dtype": dtype}
+            row = measure_batch(name, size, batch, *timing, **options).to_dict() | {"dtype": dtype}
             rows.append(row)
     machine = describe_machine(device)
     if args.json:
@@ -143,22 +149,27 @@ def make_cases(args: argparse.Namespace, device: str) -> list[Any]:
 
     from saccade import list_models
     from saccade.benchmark import Case
-    from saccade.cli import settings
+    from saccade.cli import check_model, settings
 
     for name in [*args.models, *([args.baseline] if args.baseline else [])]:
         if not timm.is_model(name):
-            raise ValueError(f"unknown model {name!r}. `saccade models` and timm.list_models() list the names.")
+            raise UsageError(f"unknown model {name!r}. `saccade models` and timm.list_models() list the names.")
     if args.baseline and args.baseline not in args.models:
         args.models = [*args.models, args.baseline]
     options, own_models = settings(args.set), set(list_models())
+    if options and not own_models & set(args.models):
+        raise UsageError(f"--set is for saccade's models, got {', '.join(args.models)} only. Remove it.")
+    for name in own_models & set(args.models) if options else ():
+        check_model(name, options)
     sizes = args.sizes or (SCALING_SIZES if args.scaling else (224,))
     formats = ["channels_last"] if args.channels_last else args.memory_format
     copies = {None: [False], "only": [True], "both": [False, True]}[args.optimize]
     graphs = [run for run in args.run if run.endswith("_graph")]
     if graphs and not device.startswith("cuda"):
-        raise ValueError(f"--run {graphs[0]} needs a CUDA device, got {device}. Remove it from --run.")
+        kind = ValueError if args.device == "auto" else UsageError  # auto: only this machine says that there is no GPU
+        raise kind(f"--run {graphs[0]} needs a CUDA device, got {device}. Remove it from --run.")
     if "train" in args.mode and args.optimize == "only":
-        raise ValueError("--optimize copies are inference-only. Remove train from --mode, or use --optimize both.")
+        raise UsageError("--optimize copies are inference-only. Remove train from --mode, or use --optimize both.")
     axes = product(args.dtype, args.mode, args.run, formats, copies, args.batch, sizes, args.models)
     return [
         Case(

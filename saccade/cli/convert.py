@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from saccade._errors import UsageError
+
 HELP = "convert an authors' checkpoint to saccade's safetensors; nothing in the file is executed"
 NOTES = ("saccade.source", "saccade.sha256", "saccade.licence", "saccade.accuracy", "saccade.note")
 EXAMPLE = "saccade convert stvit-small.pth svit_small.safetensors"
@@ -19,11 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from saccade.cli import print_json
+    from saccade.cli import check_model, print_json, settings
     from saccade.models.card import save_model
 
     if Path(args.target).suffix != ".safetensors":
-        raise ValueError(f"expected OUT to end in .safetensors, got {args.target}.")
+        raise UsageError(f"expected OUT to end in .safetensors, got {args.target}.")
+    if args.model:
+        check_model(args.model, settings(args.set))
     model, card, notes, report = read(args)
     save_model(model, args.target, card, **notes)
     address = None
@@ -47,9 +51,11 @@ def read(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], str]:
 
     from saccade import load, load_checkpoint
     from saccade.models.official import heads
+    from saccade.tasks.load import check_format
     from saccade.weights.read import read_metadata, read_state_dict, weights_file
 
     source = weights_file(args.source)
+    check_format(source)
     metadata = read_metadata(source) if source.suffix == ".safetensors" else {}
     notes: dict[str, Any] = {k.removeprefix("saccade."): v for k, v in metadata.items() if k in NOTES}
     notes["converted_from"] = source.name
@@ -64,7 +70,7 @@ def read(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], str]:
 def classifier(args: argparse.Namespace, state_dict: dict[str, Any]) -> tuple[Any, Any]:
     """The model of a classifier, and its card."""
     from saccade import Card, create_model
-    from saccade.cli import settings
+    from saccade.cli import check_model, settings
     from saccade.models.card import preprocess_of
     from saccade.models.checkpoint import identify
 
@@ -72,6 +78,7 @@ def classifier(args: argparse.Namespace, state_dict: dict[str, Any]) -> tuple[An
     name, classes = (args.model, None) if args.model else identify(state_dict)
     if classes is not None:
         options.setdefault("num_classes", classes)
+    check_model(name, options)
     model: Any = create_model(name, pretrained=False, **options)
     options.pop("num_classes", None)
     return model, Card(name, model.num_classes, options, [], preprocess_of(model))
@@ -83,6 +90,8 @@ def segmenter(args: argparse.Namespace, state_dict: dict[str, Any]) -> tuple[Any
     from saccade.models.card import preprocess_of
     from saccade.tasks.load import identify_segmenter
 
+    if args.set:
+        raise ValueError("--set is for classifiers, got the file of a segmenter. Remove it.")
     card = identify_segmenter(state_dict)
     if args.model and args.model != card.name:
         raise ValueError(f"expected --model {card.name} for this file (head {card.head}), got {args.model}.")

@@ -6,6 +6,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from saccade.cli import number
+
 HELP = "run all four families on the bundled photographs, train one for a minute, write one HTML page"
 EXAMPLE = "saccade demo --out demo"
 FLAGS = ("out", "device", "seed")  # of the shared ones
@@ -38,7 +40,7 @@ TRAINED_MODEL = "svit_nano"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--train-minutes", type=float, default=1.0, help="length of the training run; 0 skips it (default: 1)"
+        "--train-minutes", type=number(0), default=1.0, help="length of the training run; 0 skips it (default: 1)"
     )
 
 
@@ -47,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
     out, device = Path(args.out or "demo"), pick_device(args.device)
     results, steps = [], len(FAMILIES) + bool(args.train_minutes)
-    for number, family in enumerate(FAMILIES, 1):
-        report(f"[{number}/{steps}] {family.model} on the bundled photographs", args.json)
+    for step, family in enumerate(FAMILIES, 1):
+        report(f"[{step}/{steps}] {family.model} on the bundled photographs", args.json)
         results.append(run_family(family, out, device, args.seed))
     trained = None
     if args.train_minutes:

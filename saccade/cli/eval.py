@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from saccade.cli import MAX_SIDE, integer, number
 from saccade.cli.task_options import add_inference_arguments
 
 HELP = "evaluate a checkpoint: accuracy and calibration, mIoU or AP, and per class; by the papers' protocol"
@@ -27,26 +28,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split", help="train, val, test, … (default: the evaluation split, what training held out, or else all)"
     )
-    parser.add_argument("--size", type=int, metavar="PX", help="side of the input (default: the checkpoint's)")
-    parser.add_argument("--crop-pct", type=float, metavar="X", help="centre crop / shorter side (default: the file's)")
-    parser.add_argument("--batch", type=int, default=64, metavar="N", help="images per batch")
-    parser.add_argument("--workers", type=int, metavar="N", help="loader processes (default: cores - 1)")
+    parser.add_argument(
+        "--size", type=integer(1, MAX_SIDE), metavar="PX", help="side of the input (default: the checkpoint's)"
+    )
+    parser.add_argument(
+        "--crop-pct", type=number(0.01), metavar="X", help="centre crop / shorter side (default: the file's)"
+    )
+    parser.add_argument("--batch", type=integer(), default=64, metavar="N", help="images per batch")
+    parser.add_argument("--workers", type=integer(0), metavar="N", help="loader processes (default: cores - 1)")
     parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--max-unreadable", type=int, default=100, metavar="N", help="abort at more unreadable images")
+    parser.add_argument(
+        "--max-unreadable", type=integer(0), default=100, metavar="N", help="abort at more unreadable images"
+    )
     add_renamed_flag(parser, "--max-bad", "--max-unreadable")
     parser.add_argument(
-        "--views", type=int, nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="per video (papers: 4 3)"
+        "--views", type=integer(), nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="per video (papers: 4 3)"
     )
     parser.add_argument(
         "--flip", action="store_true", help="average with the mirrored image: classification, segmentation"
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="evaluate a balanced subset of at most N images")
+    parser.add_argument("--limit", type=integer(), metavar="N", help="evaluate a balanced subset of at most N images")
     parser.add_argument("--per-class", action="store_true", help="list all classes, not only the ten worst")
     add_inference_arguments(parser)
     group = parser.add_argument_group("detection")
     group.add_argument(
         "--max-detections",
-        type=int,
+        type=integer(),
         metavar="N",
         help="per image and class in the metric (default: the recipe's next to the weights, or else COCO's 100)",
     )
@@ -60,10 +67,10 @@ def run(args: argparse.Namespace) -> int:
 
     from saccade import evaluate
     from saccade._files import write_json
-    from saccade.cli import check_numbers, pick_device, print_json, progress_bar, settings
+    from saccade.cli import check_source, pick_device, print_json, progress_bar, settings
     from saccade.engine.results import machine
 
-    check_numbers(args, size=1, crop_pct=0.01, batch=1, workers=0, views=1, max_unreadable=0, limit=1)
+    check_source(args.checkpoint)
     device = pick_device(args.device)
     names = ("workers", "max_unreadable", "limit", "out", "size", "crop_pct", "flip", "window", "stride")
     options: dict[str, Any] = {name: getattr(args, name) for name in (*names, "max_detections")}

@@ -4,9 +4,21 @@ import argparse
 import sys
 from typing import Any
 
+from saccade._errors import UsageError
+from saccade.cli import MAX_SIDE, integer
+
 HELP = "draw the token maps of a model on images, or score them against annotations"
 EXAMPLE = "saccade explain photo.jpg --model svit_nano --out explained"
 FLAGS = ("out", "set", "device", "seed")  # of the shared ones
+SCORE_FLAGS = {"limit": 50}  # with defaults, as the next
+IMAGE_FLAGS: dict[str, Any] = {
+    "target": None,
+    "full_image": False,
+    "max_tokens": 12,
+    "all": False,
+    "importance": "both",
+}
+IMAGE_FLAGS |= {"anchor": "0.5,0.5", "stage": None, "compare": [], "arrays": False}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,16 +32,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--score", metavar="DATA", help="Parquet, COCO JSON, a folder with images/ and annotations/, or: scenes"
     )
     parser.add_argument(
-        "--limit", type=int, default=50, help="with --score: maximum number of images; 0: all (default: 50)"
+        "--limit", type=integer(0), default=50, help="with --score: maximum number of images; 0: all (default: 50)"
     )
     parser.add_argument(
         "--target", metavar="CLASS", help="class to explain, index or name (default: the predicted class)"
     )
-    parser.add_argument("--size", type=int, help="side of the input (default: the model's input size)")
+    parser.add_argument(
+        "--size", type=integer(32, MAX_SIDE), help="side of the input (default: the model's input size)"
+    )
     parser.add_argument(
         "--full-image", action="store_true", help="keep the aspect ratio instead of the crop that predict classifies"
     )
-    parser.add_argument("--max-tokens", type=int, default=12, help="tokens drawn individually (default: 12)")
+    parser.add_argument("--max-tokens", type=integer(), default=12, help="tokens drawn individually (default: 12)")
     add_renamed_flag(parser, "--most", "--max-tokens")
     parser.add_argument("--all", action="store_true", help="draw every token individually")
     parser.add_argument(
@@ -41,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--anchor", default="0.5,0.5", metavar="X,Y", help="position in [0, 1] whose attention is drawn for SViT"
     )
-    parser.add_argument("--stage", type=int, help="PaCa: stage whose clusters are classified (default: the last)")
+    parser.add_argument("--stage", type=integer(), help="PaCa: stage whose clusters are classified (default: the last)")
     parser.add_argument(
         "--compare",
         nargs="+",
@@ -53,20 +67,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    import timm
+
     from saccade import explain
-    from saccade.cli import check_numbers, pick_device, print_json, settings
+    from saccade.cli import check_source, pick_device, print_json, settings
     from saccade.explanation import IMPORTANCE_KINDS, score
 
     if bool(args.images) == bool(args.score):
-        print("saccade explain: expected either images or --score DATA", file=sys.stderr)
-        return 2
-    if args.score and (args.stage or args.compare):
-        raise ValueError("--stage and --compare are for images, not for --score. Leave them out.")
-    check_numbers(args, size=32, max_tokens=1, limit=0)
+        raise UsageError("expected either images or --score DATA.")
+    for flag, default in (SCORE_FLAGS if args.images else IMAGE_FLAGS).items():
+        if getattr(args, flag) != default:
+            kind = "--score, not for images" if args.images else "images, not for --score"
+            raise UsageError(f"--{flag.replace('_', '-')} is for {kind}. Remove it.")
+    for name in args.compare:
+        if not timm.is_model(name):
+            raise UsageError(
+                f"expected timm's ViTs or Swins in --compare, got {name!r}. timm.list_models() lists them."
+            )
+    options = settings(args.set)
+    check_source(args.model, options)
     out = args.out or "explained"
-    common: dict[str, Any] = dict(
-        device=pick_device(args.device), seed=args.seed, options=settings(args.set), size=args.size
-    )
+    common: dict[str, Any] = dict(device=pick_device(args.device), seed=args.seed, options=options, size=args.size)
     if args.score:
         scores = score(args.score, args.model, limit=args.limit or None, on_progress=progress(args), **common)
         page = scores.save(out)
@@ -120,7 +141,7 @@ def parse_anchor(text: str) -> tuple[float, float]:
     try:
         x, y = (float(value) for value in text.split(","))
     except ValueError:
-        raise ValueError(f"expected --anchor X,Y such as 0.4,0.6, got {text}.") from None
+        raise UsageError(f"expected --anchor X,Y such as 0.4,0.6, got {text}.") from None
     return x, y
 
 

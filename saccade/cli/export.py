@@ -1,9 +1,13 @@
 """`saccade export`: write a model as ONNX or pt2, and compare the file with PyTorch."""
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from saccade._errors import UsageError, model_options
+from saccade.cli import MAX_SIDE, integer
 
 HELP = "write a model as an ONNX or pt2 file, without custom operators"
 EXAMPLE = "saccade export svit_nano.tiny_imagenet --check --out svit_nano.onnx"
@@ -27,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dynamic", default="batch,size", metavar="AXES", help="batch,size (default), batch, size or none"
     )
-    parser.add_argument("--size", type=int, metavar="PX", help="height and width where they are not dynamic")
+    parser.add_argument(
+        "--size", type=integer(1, MAX_SIDE), metavar="PX", help="height and width where they are not dynamic"
+    )
     parser.add_argument(
         "--dtype",
         choices=("float32", "float16", "int8"),
@@ -49,23 +55,24 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
-    from saccade.cli import check_numbers, print_json, spinner
+    from saccade.cli import print_json, spinner
     from saccade.inference import FORMATS, export_model
 
-    check_numbers(args, size=1)
     path = Path(args.out)
     kind = args.format or path.suffix.removeprefix(".")
     if kind not in FORMATS or path.suffix != f".{kind}":
-        raise ValueError(f"expected --out to end in .onnx or .pt2 as --format says, got {path.name}.")
+        raise UsageError(f"expected --out to end in .onnx or .pt2 as --format says, got {path.name}.")
     if args.device not in ("auto", "cpu"):
-        raise ValueError(f"export runs on the CPU, got --device {args.device}. Remove the flag.")
+        raise UsageError(f"export runs on the CPU, got --device {args.device}. Remove the flag.")
     dynamic = () if args.dynamic == "none" else tuple(args.dynamic.split(","))
     if args.size and "size" in dynamic:
-        raise ValueError("--size fixes height and width. Add --dynamic batch or --dynamic none.")
-    model, card = open_named(args)
+        raise UsageError("--size fixes height and width. Add --dynamic batch or --dynamic none.")
+    model, card, trained = open_named(args)
     dtype = None if args.dtype == "float32" else getattr(torch, args.dtype)
     with spinner(f"exporting {card.name}", args), quiet():
         export = export_model(model, path, kind, dynamic, dtype, args.with_preprocessing, card, args.size)
+    if not trained:
+        print(f"saccade export: {args.model} is randomly initialised", file=sys.stderr)
     document: dict[str, Any] = {
         "out": str(path),
         "files": [str(file) for file in export.files],
@@ -85,37 +92,36 @@ def run(args: argparse.Namespace) -> int:
     return 0 if agrees else 1
 
 
-def open_named(args: argparse.Namespace) -> tuple[Any, Any]:
-    """The model and card of a checkpoint or embedded name; else a registered model with random weights."""
-    import sys
+def open_named(args: argparse.Namespace) -> tuple[Any, Any, bool]:
+    """The model and card of a checkpoint or embedded name; else (False) of a registered model with random weights."""
     from pathlib import Path
 
     import timm
     import torch
 
     from saccade import create_model, load, weights
-    from saccade.cli import settings
+    from saccade.cli import check_source, settings
     from saccade.tasks.load import card_of, describe_model
 
     options = settings(args.set)
+    check_source(args.model, options)
     if (detector := create_named_detector(args, options)) is not None:
-        return detector
-    if not Path(args.model).exists() and not options and weights.find(args.model) is None and timm.is_model(args.model):
-        print(f"saccade export: {args.model} has no embedded weights and is randomly initialised", file=sys.stderr)
-    elif not options or not timm.is_model(args.model):
+        return *detector, False
+    has_weights = Path(args.model).exists() or weights.find(args.model) is not None
+    if not timm.is_model(args.model) or (has_weights and not options):
         if options:
-            raise ValueError("--set builds a model by name; a checkpoint has its own options. Remove the flag.")
+            raise UsageError("--set builds a model by name; a checkpoint has its own options. Remove the flag.")
         model = load(args.model)
-        return model, card_of(model)
+        return model, card_of(model), True
     torch.manual_seed(args.seed)
     model = create_model(args.model, **options)
     card = describe_model(model)
-    return model.eval(), card._replace(name=args.model, kwargs={k: v for k, v in options.items() if k != "num_classes"})
+    card = card._replace(name=args.model, kwargs={k: v for k, v in options.items() if k != "num_classes"})
+    return model.eval(), card, False
 
 
 def create_named_detector(args: argparse.Namespace, options: dict[str, Any]) -> tuple[Any, Any] | None:
     """Mask R-CNN or its cascade by name, BACKBONE+HEAD, with random weights; None for anything else."""
-    import sys
     from pathlib import Path
 
     import timm
@@ -131,7 +137,8 @@ def create_named_detector(args: argparse.Namespace, options: dict[str, Any]) -> 
         return None
     if not options and (weights.find(args.model) is not None or find(args.model) is not None):
         return None
-    print(f"saccade export: {args.model} is randomly initialised", file=sys.stderr)
+    with torch.device("meta"), model_options(args.model, options):
+        create_detector(backbone, head, **options)
     torch.manual_seed(args.seed)
     model = create_detector(backbone, head, **options)
     kwargs = {key: value for key, value in options.items() if key not in ("num_classes", "backbone_kwargs")}

@@ -3,14 +3,18 @@
 import argparse
 from pathlib import Path
 
+from saccade._errors import UsageError
+from saccade.cli import MAX_SIDE, integer, number
+
 HELP = "list the models with parameters and multiply-adds, measured and as published"
 EXAMPLE = "saccade models 'svit*' --size 384"
 FLAGS = ("set",)  # of the shared ones
+PLOT_FORMATS = ("png", "svg", "pdf", "jpg", "jpeg", "webp", "tiff", "eps")  # of matplotlib
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pattern", nargs="?", default="", help="shell wildcard, such as 'svit*'")
-    parser.add_argument("--size", type=int, help="image size in pixels (default: the paper's)")
+    parser.add_argument("--size", type=integer(1, MAX_SIDE), help="image size in pixels (default: the paper's)")
     families = "svit, paca, sparseformer, sparseformer_v2, video_sparseformer or vt"
     parser.add_argument("--family", help=f"only this family: {families}")
     parser.add_argument(
@@ -18,20 +22,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--plot",
-        type=Path,
-        metavar="PNG",
-        help="plot printed top-1 against cost, beside the methods the papers compare",
+        type=plot_file,
+        metavar="FILE",
+        help="plot printed top-1 against cost, beside the methods the papers compare; .png, .svg, .pdf, .jpg or .webp",
     )
-    parser.add_argument("--max-params", type=float, metavar="M", help="only models of at most M million parameters")
+    parser.add_argument(
+        "--max-params", type=number(0, exclusive=True), metavar="M", help="only models of at most M million parameters"
+    )
+
+
+def plot_file(text: str) -> Path:
+    """The type of --plot."""
+    path = Path(text)
+    if path.suffix.removeprefix(".").lower() not in PLOT_FORMATS:
+        raise argparse.ArgumentTypeError(f"expected a file name with .{', .'.join(PLOT_FORMATS)}, got {text}")
+    return path
 
 
 def run(args: argparse.Namespace) -> int:
-    from saccade.cli import check_numbers, print_json, print_table, settings
+    from saccade.cli import print_json, print_table, settings
 
-    check_numbers(args, size=1, max_params=0)
     rows = describe(args.pattern, args.family, args.size, args.max_params, settings(args.set))
     if not rows:
-        raise ValueError(f"no model matches {args.pattern or args.family!r}. `saccade models` lists all models.")
+        raise UsageError(f"no model matches {args.pattern or args.family!r}. `saccade models` lists all models.")
     if args.plot:
         plot_families(sorted({row["family"] for row in rows}), args.plot)
     if args.json:
@@ -70,15 +83,15 @@ def plot_families(families: list[str], path: Path) -> None:
     from saccade._files import write_file
     from saccade.benchmark import plot_trade_offs
     from saccade.benchmark.paper import comparison_rows
-    from saccade.reports import to_png
+    from saccade.reports import to_image
 
     rows = comparison_rows()
     printed = [family for family in families if any(row["family"] == family for row in rows)]
     if not printed:
-        raise ValueError(
+        raise UsageError(
             f"expected a family of an ImageNet table to plot, got {', '.join(families)}. Leave --plot out."
         )
-    write_file(path, to_png(plot_trade_offs(rows, printed)))
+    write_file(path, to_image(plot_trade_offs(rows, printed), path.suffix.removeprefix(".").lower()))
 
 
 def describe(
@@ -89,6 +102,7 @@ def describe(
 
     from saccade import count, list_models
     from saccade.benchmark.paper import REPORTED
+    from saccade.cli import check_model
 
     rows = []
     for name in list_models(pattern):
@@ -100,8 +114,10 @@ def describe(
         expected = config.input_size if config else (3, 224, 224)
         default_size = paper.size if paper else expected[-1]
         shape = (*expected[:-2], size or default_size, size or default_size)
+        if options:
+            check_model(name, options)
         cost = count(name, shape, **(options or {}))
-        if max_params and cost.params > max_params * 1e6:
+        if max_params is not None and cost.params > max_params * 1e6:
             continue
         paper_params = paper.params if paper and not options else None
         paper_madds = paper.madds if paper and not options and (size or default_size) == default_size else None

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from saccade._errors import UsageError
+from saccade.cli import MAX_SIDE, integer, number
 from saccade.cli.task_options import add_inference_arguments
 
 HELP = "predict on images or videos: classes, segmentation maps or objects, drawn and as JSON or CSV"
@@ -32,20 +34,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="IMAGE",
         help="image or video files, URLs, or folders; with --format parquet also globs, Parquet and tar shards",
     )
-    parser.add_argument("--size", type=int, metavar="PX", help="input size (default: the checkpoint's)")
+    parser.add_argument(
+        "--size", type=integer(1, MAX_SIDE), metavar="PX", help="input size (default: the checkpoint's)"
+    )
     parser.add_argument(
         "--batch",
-        type=int,
+        type=integer(),
         metavar="N",
         help="images per forward pass (default: 16; with --format parquet 64, and 8 for segment and detect)",
     )
-    parser.add_argument("--top", type=int, default=5, metavar="N", help="number of classes to list (default: 5)")
+    parser.add_argument("--top", type=integer(), default=5, metavar="N", help="number of classes to list (default: 5)")
     parser.add_argument(
-        "--views", type=int, nargs=2, default=(1, 1), metavar=("CLIPS", "CROPS"), help="views per video (papers: 4 3)"
+        "--views",
+        type=integer(),
+        nargs=2,
+        default=(1, 1),
+        metavar=("CLIPS", "CROPS"),
+        help="views per video (papers: 4 3)",
     )
     parser.add_argument("--embed", action="store_true", help="write the features before the classifier to --out")
     parser.add_argument(
-        "--every", type=float, default=1.0, metavar="S", help="image models on videos: a frame every S seconds (1)"
+        "--every",
+        type=number(0, exclusive=True),
+        default=1.0,
+        metavar="S",
+        help="image models on videos: a frame every S seconds (1)",
     )
     parser.add_argument("--csv", action="store_true", help="print CSV: one row per class, class area or object")
     parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
@@ -53,7 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     segmentation.add_argument("--flip", action="store_true", help="average with the mirrored image")
     group = parser.add_argument_group("detection")
     group.add_argument(
-        "--threshold", type=float, default=0.5, metavar="X", help="minimum score of a detection or label (default: 0.5)"
+        "--threshold",
+        type=number(0, 1),
+        default=0.5,
+        metavar="X",
+        help="minimum score of a detection or label (default: 0.5)",
     )
     add_batch_arguments(parser)
 
@@ -70,9 +87,11 @@ def add_batch_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--engine", choices=("local", "ray"), help="this process (default), or Ray Data")
     group.add_argument("--tokens", action="store_true", help="add centre, area and norm of every token")
-    group.add_argument("--workers", type=int, metavar="N", help="decoding threads of --engine local (default: cores)")
-    group.add_argument("--actors", type=int, metavar="N", help="copies of the model with --engine ray")
-    group.add_argument("--part-rows", type=int, metavar="N", help="rows per Parquet file (default: 4096)")
+    group.add_argument(
+        "--workers", type=integer(), metavar="N", help="decoding threads of --engine local (default: cores)"
+    )
+    group.add_argument("--actors", type=integer(), metavar="N", help="copies of the model with --engine ray")
+    group.add_argument("--part-rows", type=integer(), metavar="N", help="rows per Parquet file (default: 4096)")
     group.add_argument("--image-column", metavar="NAME", help="column of Parquet sources with the images")
 
 
@@ -81,24 +100,24 @@ def needs_torch(args: argparse.Namespace) -> bool:
 
 
 def run(args: argparse.Namespace) -> int:
-    from saccade.cli import check_numbers
-
-    check_numbers(args, size=1, batch=1, top=1, views=1, threshold=0)
+    if args.csv and args.json:
+        raise UsageError("--csv and --json exclude each other. Leave one out.")
     flags = [name for name in BATCH_FLAGS if getattr(args, name) not in (None, False)]
     if args.format == "files" and flags:
-        raise ValueError(f"--{flags[0].replace('_', '-')} writes Parquet files. Remove it, or --format files.")
+        raise UsageError(f"--{flags[0].replace('_', '-')} writes Parquet files. Remove it, or --format files.")
     if args.format == "parquet" or flags:
         return run_batch(args)
     if args.embed and not args.out:
-        raise ValueError("expected --out DIR with --embed, which writes DIR/embeddings.npz.")
+        raise UsageError("expected --out DIR with --embed, which writes DIR/embeddings.npz.")
     if not needs_torch(args):
         return run_onnx(args)
     import torch
 
     import saccade
     from saccade._files import unique_stem
-    from saccade.cli import pick_device
+    from saccade.cli import check_source, pick_device
 
+    check_source(args.checkpoint)
     model = saccade.load(args.checkpoint, device=pick_device(args.device))
     card: Any = model.card
     names = ("size", "top", "embed", "threshold", "window", "stride", "flip", "every")
@@ -134,13 +153,13 @@ def run_batch(args: argparse.Namespace) -> int:
     """Write Parquet files to --out, and print a summary."""
     import torch
 
-    from saccade.cli import pick_device, print_json
+    from saccade.cli import check_source, pick_device, print_json
     from saccade.inference import PART_ROWS, predict_batch
 
     if not args.out:
-        raise ValueError("expected --out DIR with --format parquet.")
+        raise UsageError("expected --out DIR with --format parquet.")
     if not needs_torch(args):
-        raise ValueError(
+        raise UsageError(
             "--format parquet needs a checkpoint, got a .onnx file. Use the checkpoint, or --format files."
         )
     for flag, default, advice in (
@@ -150,10 +169,11 @@ def run_batch(args: argparse.Namespace) -> int:
         ("every", 1.0, "Videos need --format files."),
     ):
         if getattr(args, flag) != default:
-            raise ValueError(f"--{flag} is for --format files. {advice}")
+            raise UsageError(f"--{flag} is for --format files. {advice}")
     engine = args.engine or "local"
     options: dict[str, Any] = {name: getattr(args, name) for name in ("size", "top", "threshold", "window", "stride")}
     device = pick_device(args.device) if engine == "local" else None if args.device == "auto" else args.device
+    check_source(args.checkpoint)
     summary = predict_batch(
         args.checkpoint,
         args.images,
@@ -209,9 +229,9 @@ def run_onnx(args: argparse.Namespace) -> int:
     from saccade.inference import OnnxModel
 
     if args.device not in ("auto", "cpu"):
-        raise ValueError(f"a .onnx file runs on the CPU here, got --device {args.device}. Remove the flag.")
+        raise UsageError(f"a .onnx file runs on the CPU here, got --device {args.device}. Remove the flag.")
     if args.precision != "float32":
-        raise ValueError(f"--precision {args.precision} is for checkpoints. Use `saccade export --dtype float16`.")
+        raise UsageError(f"--precision {args.precision} is for checkpoints. Use `saccade export --dtype float16`.")
     defaults = {
         "window": None,
         "stride": 0,
@@ -224,14 +244,14 @@ def run_onnx(args: argparse.Namespace) -> int:
     }
     for flag, default in defaults.items():
         if getattr(args, flag) != default:
-            raise ValueError(f"--{flag} is for checkpoints, not for .onnx files. Remove the flag.")
+            raise UsageError(f"--{flag} is for checkpoints, not for .onnx files. Remove the flag.")
     model = OnnxModel(args.checkpoint)
     if model.task != "classification" and args.top != 5:
-        raise ValueError(f"top applies to classification, not to {model.task}. Remove it.")
+        raise UsageError(f"top applies to classification, not to {model.task}. Remove it.")
     if model.task != "detection" and not model.multi_label and args.threshold != 0.5:
-        raise ValueError(f"threshold applies to detection and multi-label models, not to {model.task}. Remove it.")
+        raise UsageError(f"threshold applies to detection and multi-label models, not to {model.task}. Remove it.")
     if model.preparation["frames"]:
-        raise ValueError(f"{args.checkpoint} is a video model. `saccade predict CHECKPOINT VIDEO` decodes videos.")
+        raise UsageError(f"{args.checkpoint} is a video model. `saccade predict CHECKPOINT VIDEO` decodes videos.")
     from saccade.data import list_files
 
     files = [file for path in args.images for file in list_files(Path(path))]
@@ -289,7 +309,8 @@ def report(args: argparse.Namespace, task: str, rows: Iterable[dict[str, Any]], 
     for row in rows:
         if "error" in row:
             unreadable.append(row["error"])
-            print(f"saccade predict: skipped {row['error']}", file=sys.stderr)
+            if count > 1:
+                print(f"saccade predict: skipped {row['error']}", file=sys.stderr)
             continue
         predictions.append(row)
         if args.csv:
@@ -307,7 +328,7 @@ def report(args: argparse.Namespace, task: str, rows: Iterable[dict[str, Any]], 
     if args.json:
         print_json(document)
     if not predictions:
-        raise ValueError(f"none of the {count} files could be read.")
+        raise ValueError(unreadable[0] if count == 1 else f"none of the {count} files could be read.")
     return 0
 
 

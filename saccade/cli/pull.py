@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from saccade._errors import UsageError
+
 HELP = "download the authors' released weights, convert and cache them"
 EXAMPLE = "saccade pull sparseformer_tiny paca_small+paca"
 FLAGS = ()  # of the shared ones
@@ -26,10 +28,12 @@ def run(args: argparse.Namespace) -> int:
     from saccade.cli import print_json
     from saccade.weights.releases import RELEASES, Release, find
 
+    if args.source and args.list:
+        raise UsageError("--from converts a file, --list lists the released ones. Leave one out.")
     releases: list[Release] = [release for release in RELEASES if args.all and (args.list or not release.by_hand)]
     for name in args.names:
         if (release := find(name)) is None:
-            raise ValueError(f"expected a released model, got {name!r}. `saccade pull --list` lists them.")
+            raise UsageError(f"expected a released model, got {name!r}. `saccade pull --list` lists them.")
         releases.append(release)
     folder = Path(args.to) if args.to else None
     if args.list or not releases:
@@ -37,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(rows) if args.json else print_releases(rows)
         return 0
     if args.source and len(releases) != 1:
-        raise ValueError(f"expected one NAME with --from, got {len(releases)}.")
+        raise UsageError(f"expected one NAME with --from, got {len(releases)}.")
     return pull(releases, folder, Path(args.source) if args.source else None, args.json)
 
 
@@ -46,11 +50,14 @@ def pull(releases: list[Any], folder: Any, source: Any, as_json: bool) -> int:
     import sys
 
     from saccade.cli import print_json
+    from saccade.tasks.load import check_format
     from saccade.tasks.released import fetch_release
 
     rows = []
     for release in releases:
         try:
+            if source and source.is_file():
+                check_format(source)
             path, error = str(fetch_release(release, folder, source)), None
         except (ValueError, RuntimeError, OSError) as failure:
             path, error = None, " ".join(str(failure).split())

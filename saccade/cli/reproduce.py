@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from saccade._errors import UsageError
+from saccade.cli import integer, number
+
 HELP = "check the papers' claims: small paired training runs and a verdict per claim; released weights against print"
 EXAMPLE = """saccade reproduce --list
          saccade reproduce vt-tokenizer --data tiny-imagenet/ --seeds 3 --jobs 6
@@ -25,15 +28,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="the folders tiny-imagenet, cifar10 or camvid, or scenes; with released weights the folder of ImageNet",
     )
-    parser.add_argument("--seeds", type=int, metavar="N", help="runs per arm (default: 3)")
-    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: 4 on a GPU, 1 on a CPU)")
+    parser.add_argument("--seeds", type=integer(), metavar="N", help="runs per arm (default: 3)")
     parser.add_argument(
-        "--budget", type=float, metavar="MIN", help="stop, with checkpoints, before MIN minutes are over"
+        "--jobs", type=integer(1, 1024), metavar="N", help="runs at a time (default: 4 on a GPU, 1 on a CPU)"
+    )
+    parser.add_argument(
+        "--budget",
+        type=number(0, exclusive=True),
+        metavar="MIN",
+        help="stop, with checkpoints, before MIN minutes are over",
     )
     parser.add_argument("--resume", action="store_true", help="continue the runs in --out")
-    parser.add_argument("--batch", type=int, metavar="N", help="images per batch with released weights (default: 64)")
     parser.add_argument(
-        "--limit", type=int, metavar="N", help="evaluate released weights on a balanced subset of N images"
+        "--batch", type=integer(), metavar="N", help="images per batch with released weights (default: 64)"
+    )
+    parser.add_argument(
+        "--limit", type=integer(), metavar="N", help="evaluate released weights on a balanced subset of N images"
     )
 
 
@@ -55,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if not chosen:
         return reproduce(args)
     if len(chosen) != len(args.claims):
-        raise ValueError(f"{chosen[0]} evaluates released weights. Give it without claims that train.")
+        raise UsageError(f"{chosen[0]} evaluates released weights. Give it without claims that train.")
     return evaluate_weights(args, [released[name] for name in chosen])
 
 
@@ -64,16 +74,13 @@ def reproduce(args: argparse.Namespace) -> int:
     from saccade._extras import require
 
     require("lightning.pytorch", "train")
-    from saccade.cli import check_numbers, pick_device, print_json
+    from saccade.cli import pick_device, print_json
     from saccade.reproduce.assess import assess
     from saccade.reproduce.claim import load_claims, select
     from saccade.reproduce.plan import locate_data, plan_runs
     from saccade.reproduce.runner import Runner
 
     refuse(args, "released weights", "batch", "limit")
-    check_numbers(args, seeds=1, jobs=1)
-    if args.budget is not None and not args.budget > 0:
-        raise ValueError(f"expected --budget above 0 minutes, got {args.budget}.")
     selected = select(args.claims, load_claims())
     claims, data = locate_data(selected, args.data, bool(args.claims))
     out, device = Path(args.out or DEFAULT_OUT), pick_device(args.device)
@@ -114,7 +121,7 @@ def refuse(args: argparse.Namespace, other: str, *names: str) -> None:
     """Raise for flags that only the other kind of claim uses."""
     for name in names:
         if getattr(args, name) not in (None, []) and getattr(args, name) is not False:  # 0 was given
-            raise ValueError(f"--{name} is for {other}. Remove it.")
+            raise UsageError(f"--{name} is for {other}. Remove it.")
 
 
 def write_page(out: Path, assessments: list[dict[str, Any]], args: argparse.Namespace) -> list[Path]:
@@ -190,14 +197,13 @@ def evaluate_weights(args: argparse.Namespace, claims: list[Any]) -> int:
     import torch
 
     from saccade._files import write_json
-    from saccade.cli import check_numbers, pick_device, print_json, progress_bar
+    from saccade.cli import pick_device, print_json, progress_bar
     from saccade.engine.results import machine
     from saccade.reproduce.released import evaluate_released
 
     refuse(args, "claims that train", "set", "budget", "jobs", "resume", "seeds")
     if len(args.data) != 1:
-        raise ValueError(f"{claims[0].name} needs one --data PATH of ImageNet, got {len(args.data)}.")
-    check_numbers(args, batch=1, limit=1)
+        raise UsageError(f"{claims[0].name} needs one --data PATH of ImageNet, got {len(args.data)}.")
     if not Path(args.data[0]).exists():
         raise ValueError(f"no data at {args.data[0]}. Give --data the folder of ImageNet.")
     device, documents = pick_device(args.device), []

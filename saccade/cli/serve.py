@@ -2,6 +2,8 @@
 
 import argparse
 
+from saccade.cli import integer, number
+
 HELP = "start a web page and HTTP API: upload an image, see predictions and tokens"
 EXAMPLE = "saccade serve --checkpoint runs/first"
 FLAGS = ("device", "seed")  # of the shared ones
@@ -23,10 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to bind to (default: 127.0.0.1, not reachable from the network)"
     )
-    parser.add_argument("--port", type=int, help="port (default: 7860, or the next free one)")
-    parser.add_argument("--max-mb", type=float, default=10, help="largest upload in megabytes (default: 10)")
-    parser.add_argument("--max-megapixels", type=float, default=40, help="largest image in megapixels (default: 40)")
-    parser.add_argument("--queue-size", type=int, default=64, help="requests that can wait in the queue (default: 64)")
+    parser.add_argument("--port", type=integer(1, 65535), help="port (default: 7860, or the next free one)")
+    parser.add_argument(
+        "--max-mb", type=number(0, exclusive=True), default=10, help="largest upload in megabytes (default: 10)"
+    )
+    parser.add_argument(
+        "--max-megapixels", type=number(0, exclusive=True), default=40, help="largest image in megapixels (default: 40)"
+    )
+    parser.add_argument(
+        "--queue-size", type=integer(), default=64, help="requests that can wait in the queue (default: 64)"
+    )
     add_renamed_flag(parser, "--waiting", "--queue-size")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
@@ -41,15 +49,11 @@ def run(args: argparse.Namespace) -> int:
     require("gradio", "web")
     from saccade.web.catalogue import TASKS, Catalogue
     from saccade.web.memory import limit_arenas
-    from saccade.web.server import start
+    from saccade.web.server import check_address, start
     from saccade.web.service import Service
     from saccade.web.uploads import Limits
 
-    for name in ("max_mb", "max_megapixels", "queue_size"):
-        if not 0 < getattr(args, name) < float("inf"):
-            raise ValueError(f"expected --{name.replace('_', '-')} greater than 0, got {getattr(args, name)}.")
-    if args.port is not None and not 1 <= args.port <= 65535:
-        raise ValueError(f"expected --port from 1 to 65535, got {args.port}.")
+    check_address(args.host, args.port)
     limit_arenas()
     catalogue = Catalogue(args.checkpoint, args.model, pick_device(args.device), args.seed)
     service = Service(catalogue, Limits(args.max_mb, args.max_megapixels))

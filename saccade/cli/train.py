@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from saccade.cli import MAX_SIDE, integer, number
+
 HELP = "train a model from a recipe or by name; resumable, with an HTML report"
 EXAMPLE = """saccade train --model svit_nano --data scenes --out runs/first
          saccade train --model svit_nano --data photos/ --out runs/photos --epochs 30 --early-stop 10
@@ -31,11 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "list, or the embedded sets scenes and motions",
     )
     parser.add_argument(
-        "--epochs", type=int, metavar="N", help="passes over the data; more of them extend a finished run"
+        "--epochs", type=integer(), metavar="N", help="passes over the data; more of them extend a finished run"
     )
-    parser.add_argument("--batch", type=int, metavar="N", help="images per optimizer step")
-    parser.add_argument("--lr", type=float, metavar="RATE", help="peak learning rate")
-    parser.add_argument("--size", type=int, metavar="PX", help="side of the training images (default: the model's)")
+    parser.add_argument("--batch", type=integer(), metavar="N", help="images per optimizer step")
+    parser.add_argument("--lr", type=number(0), metavar="RATE", help="peak learning rate")
+    parser.add_argument(
+        "--size", type=integer(1, MAX_SIDE), metavar="PX", help="side of the training images (default: the model's)"
+    )
     start = parser.add_mutually_exclusive_group()
     start.add_argument(
         "--pretrained",
@@ -45,12 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     start.add_argument("--from-scratch", dest="pretrained", action="store_false", help="start from random weights")
     parser.add_argument("--freeze", action="store_true", default=None, help="train the classifier or head only")
-    parser.add_argument("--early-stop", type=int, metavar="N", help="stop after N validations without a better one")
     parser.add_argument(
-        "--limit", type=int, metavar="N", help="use N training and N validation images, for a quick try"
+        "--early-stop", type=integer(), metavar="N", help="stop after N validations without a better one"
+    )
+    parser.add_argument(
+        "--limit", type=integer(), metavar="N", help="use N training and N validation images, for a quick try"
     )
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or start it if there is none")
-    parser.add_argument("--seed", type=int, help="random seed (default: the recipe's, 0)")
+    parser.add_argument("--seed", type=integer(0, 2**63 - 1), help="random seed (default: the recipe's, 0)")
     parser.add_argument("--quiet", action="store_true", help="do not show progress")
 
 

@@ -13,7 +13,6 @@ from lightning.pytorch import Callback, loggers
 from lightning.pytorch.callbacks import RichProgressBar
 
 from saccade.engine.module import TrainingModule
-from saccade.engine.recipe import RecipeError
 from saccade.engine.results import METRIC_NAMES
 
 LOGGERS = {"tensorboard": "pip install 'saccade[train]'", "wandb": "pip install wandb", "mlflow": "pip install mlflow"}
@@ -22,7 +21,7 @@ LOGGERS = {"tensorboard": "pip install 'saccade[train]'", "wandb": "pip install 
 def check_logger(name: str) -> None:
     """Raise before training starts if the package of trainer.logger is not installed."""
     if name in LOGGERS and find_spec(name) is None:
-        raise RecipeError(
+        raise ImportError(
             f"trainer.logger={name} needs {name}, which is not installed. Run {LOGGERS[name]}, or use csv."
         )
 

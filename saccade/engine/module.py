@@ -14,6 +14,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
+from saccade._errors import model_options
 from saccade.data.loader import seed_all
 from saccade.engine.clock import Clock
 from saccade.engine.loaders import AnyBatch, BatchStream, Loaders, Partition, Sources
@@ -49,7 +50,10 @@ def assemble_with_head(
     if recipe.regularize.drop_path:
         kwargs["drop_path_rate"] = recipe.regularize.drop_path
     seed_all(recipe.seed)
-    named = {"checkpoint": options.checkpoint, "backbone_kwargs": kwargs, "head_kwargs": head_kwargs}
+    built = {"backbone_kwargs": kwargs, "head_kwargs": head_kwargs}
+    with torch.device("meta"), model_options(f"{options.name}+{options.head}", kwargs | head_kwargs, "the recipe"):
+        create(options.name, options.head, len(sources.classes), **built)
+    named = {"checkpoint": options.checkpoint} | built
     model = create(options.name, options.head, len(sources.classes), options.pretrained, **named)
     preprocess = preprocess_of(model.backbone_model)._replace(size=size or model.transform.min_size[-1], crop_pct=1.0)
     common = (options.name, len(sources.classes), dict(options.kwargs), sources.classes, preprocess, recipe.task)

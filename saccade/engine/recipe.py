@@ -19,6 +19,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
+from saccade._errors import UsageError
 from saccade._extras import require
 
 HEADS = {"segmentation": "vt_fpn, fpn, paca, upernet, sparse", "detection": "mask_rcnn, cascade_mask_rcnn, sparse"}
@@ -56,10 +57,8 @@ RANGES = (  # lowest value, highest value, both in words, keys; all numbers must
 )  # fmt: skip
 
 
-class RecipeError(ValueError):
+class RecipeError(UsageError):
     """An invalid recipe; the message names the key and the expected value."""
-
-    exit_code = 2  # of the command line: wrong usage
 
 
 @dataclass

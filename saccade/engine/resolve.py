@@ -107,7 +107,7 @@ def fit_to_data(recipe: Recipe, count: int, choose_epochs: bool = False) -> Reci
     unit *= 2 if (recipe.augment.mixup or recipe.augment.cutmix) and unit % 2 else 1
     batch_size = min(recipe.batch_size, count // unit * unit)
     if not batch_size:
-        raise RecipeError(f"expected at least {unit} training images (devices x accumulate), got {count}. Add images.")
+        raise ValueError(f"expected at least {unit} training images (devices x accumulate), got {count}. Add images.")
     if batch_size != recipe.batch_size:
         _logger.warning("batch_size is %d instead of %d: %d training images.", batch_size, recipe.batch_size, count)
         recipe = dataclasses.replace(recipe, batch_size=batch_size)

@@ -26,10 +26,11 @@ from saccade.engine.checkpointing import Checkpointer, StoppedBySignal
 from saccade.engine.clock import Clock
 from saccade.engine.logs import MetricsLog, ProgressBar, check_logger
 from saccade.engine.module import TrainingModule, TrainingSetup
-from saccade.engine.recipe import Recipe, RecipeError, load_recipe, to_dict, to_yaml
+from saccade.engine.recipe import Recipe, load_recipe, to_dict, to_yaml
 from saccade.engine.report import task_sections, write_report
 from saccade.engine.resolve import fit_to_data, resolve_recipe
 from saccade.engine.results import describe_run
+from saccade.engine.schedule import make_optimizer
 from saccade.engine.tasks.align import AlignmentModule
 from saccade.engine.tasks.classify import ClassificationModule
 from saccade.engine.tasks.detect import DetectionModule
@@ -136,14 +137,14 @@ def train(
         ('best.safetensors', 10)
     """
     started = time.monotonic()
-    if recipe is None and not model and resume and out is not None and (Path(out) / "recipe.yaml").is_file():
-        recipe = Path(out) / "recipe.yaml"
+    if recipe is None and not model and resume and out is not None:
+        recipe = recipe_to_resume(Path(out))
     no_epochs = recipe is None and "epochs" not in settings and not any(text.startswith("epochs=") for text in changes)
     recipe = with_launcher(resolve_recipe(recipe, model, head, data, changes, settings))
     check_logger(recipe.trainer.logger)
     out = Path(out or default_folder(recipe))
     if (out / "last.ckpt").exists() and not resume:
-        raise RecipeError(f"{out} already contains a run. Continue it with --resume, or choose another --out.")
+        raise ValueError(f"{out} already contains a run. Continue it with --resume, or choose another --out.")
     session = set_up(recipe, out, device, no_epochs, started)
     module, log, checkpointer = session.module, session.log, session.checkpointer
     stopped = fit(session, progress)
@@ -155,6 +156,17 @@ def train(
     write_json(out / "result.json", result)
     write_report(out / "report.html", result, log.rows, task_sections(module, best, evaluation), module.recipe)
     return Run(out, result)
+
+
+def recipe_to_resume(out: Path) -> Path:
+    """Return the recipe of the run in a folder."""
+    recipe = out / "recipe.yaml"
+    if not recipe.is_file():
+        raise ValueError(
+            f"expected a run to resume in {out}, got no recipe.yaml there. Name the run's folder in --out, or start it "
+            "with a recipe or --model NAME."
+        )
+    return recipe
 
 
 class Session(NamedTuple):
@@ -175,9 +187,10 @@ def set_up(
     recipe = fit_to_data(recipe, sources.train_count, no_epochs)
     if card.multi_label:
         recipe = replace(recipe, data=replace(recipe.data, multi_label=True))
-    checkpoint = prepare_folder(out, recipe)
     clock = Clock(recipe.epochs * (sources.train_count // recipe.batch_size), recipe.trainer.max_minutes, started)
     module = module_of(recipe)(network, recipe, sources, preprocess, clock, str(out))
+    make_optimizer(network, recipe.optimizer, recipe.batch_size)  # raises for wrong options, before the folder is made
+    checkpoint = prepare_folder(out, recipe)
     if recipe.trainer.compile:
         module.compile_model(recipe.trainer.compile_mode)
     warn_if_slow(network, preprocess, recipe, clock, device)
@@ -250,7 +263,7 @@ def prepare_folder(out: Path, recipe: Recipe) -> Path | None:
         for key, old, new in differences(to_dict(before), to_dict(recipe)):
             if key.startswith(FIXED) and not (key == "epochs" and extended):
                 hint = " Only a finished run can be extended." if key == "epochs" else ""
-                raise RecipeError(f"a resumed run cannot change {key}: it was {old!r} and is now {new!r}.{hint}")
+                raise ValueError(f"a resumed run cannot change {key}: it was {old!r} and is now {new!r}.{hint}")
             _logger.warning("resuming with %s=%r (was %r)", key, new, old)
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         write_file(saved, to_yaml(recipe))
@@ -306,7 +319,7 @@ def trainer_options(recipe: Recipe, device: str | None) -> dict[str, Any]:
         devices = [int(number)] if number else devices
     on_gpu = torch.cuda.is_available() and accelerator != "cpu"
     if options.sync_batchnorm and not on_gpu and devices not in (1, "auto"):
-        raise RecipeError("trainer.sync_batchnorm needs GPUs (torch.nn.SyncBatchNorm). Set it to false.")
+        raise ValueError("trainer.sync_batchnorm needs GPUs (torch.nn.SyncBatchNorm). Set it to false.")
     if strategy == "fsdp2":  # Lightning's defaults mean tensor parallelism
         world = int(options.devices) * options.num_nodes
         strategy = ModelParallelStrategy(world, tensor_parallel_size=1, save_distributed_checkpoint=False)

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from saccade._errors import UsageError
 from saccade._files import write_file
 from saccade.data.decode.inputs import ImageInput, VideoInput, list_inputs
 from saccade.explanation.clip_explanation import explain_clip
-from saccade.explanation.image_explanation import IMPORTANCE_KINDS, ImageExplainer, ImageExplanation
+from saccade.explanation.image_explanation import CENTRE, IMPORTANCE_KINDS, ImageExplainer, ImageExplanation
 from saccade.explanation.images import unique_names
 from saccade.explanation.subject import load_subject
 
@@ -103,7 +104,7 @@ def explain(
     full_image: bool = False,
     max_tokens: int = 12,
     importance: Sequence[str] = IMPORTANCE_KINDS,
-    anchor: tuple[float, float] = (0.5, 0.5),
+    anchor: tuple[float, float] = CENTRE,
     stage: int | None = None,
     compare: Sequence[nn.Module | str] = (),
     all_tokens: bool = False,
@@ -146,9 +147,9 @@ def explain(
         raise TypeError(f"explain() got an unexpected keyword argument {name!r}.{hint}")
     for kind in importance:
         if kind not in IMPORTANCE_KINDS:
-            raise ValueError(f"expected importance of {', '.join(IMPORTANCE_KINDS)}, got {kind!r}.")
+            raise UsageError(f"expected importance of {', '.join(IMPORTANCE_KINDS)}, got {kind!r}.")
     if not all(0 <= value <= 1 for value in anchor):
-        raise ValueError(f"expected anchor x, y in [0, 1], got {anchor}.")
+        raise UsageError(f"expected anchor x, y in [0, 1], got {anchor}.")
     subject = load_subject(model, labels, device, seed, options)
     sources = list_inputs(images, videos=subject.frames > 0)
     if not sources:
@@ -162,11 +163,13 @@ def explain(
         try:
             if subject.frames:
                 if stage is not None or compare:
-                    raise TypeError("stage and compare are for image models. Leave them out.")
+                    raise UsageError("stage and compare are for image models. Leave them out.")
                 clip = subject.clip(source, name, size, full_image)
                 explained.append(explain_clip(subject, clip, target, importance, limit))
                 continue
             view = subject.view(source, name, size, full_image)
+        except UsageError:
+            raise
         except ValueError as error:  # one unreadable image among many is reported and skipped
             if len(sources) == 1:
                 raise

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
+from saccade._errors import UsageError
 from saccade.explanation.drawing.figure import Figure
 from saccade.explanation.figures.attention import baseline_attention, comparison_figure, super_token_attention
 from saccade.explanation.figures.detections import detection_figure
@@ -38,6 +39,7 @@ from saccade.explanation.subject import Subject
 from saccade.tokens.trace import AssignmentTrace, AssociationTrace, RegionTrace
 
 IMPORTANCE_KINDS = ("gradient", "occlusion")
+CENTRE = (0.5, 0.5)  # of an image, x and y
 MAX_ARRAY = 1 << 24  # values of a step's maps that are stored as an array
 
 StepImportance = dict[int, dict[str, np.ndarray]]  # step index -> kind -> (M,)
@@ -86,8 +88,9 @@ def resolve_target(subject: Subject, output: Any, target: int | str | None) -> T
         return Target([], None, None, [f"No importance: {error}"])
     if isinstance(target, str):
         names = [subject.label(i) for i in range(len(logits))]
-        if target not in names and not target.lstrip("-").isdigit():
-            raise ValueError(f"expected the name or index of a class of this model, got {target!r}.")
+        if target not in names and not (target.isdecimal() and int(target) < len(names)):
+            last = len(names) - 1
+            raise UsageError(f"expected the name or index (0 to {last}) of a class of this model, got {target!r}.")
         target = names.index(target) if target in names else int(target)
     index = int(logits.argmax()) if target is None else target
     score = class_score(index)
@@ -171,6 +174,8 @@ class ImageExplainer:
         if super_token_steps:
             figures.append(super_token_figure(observation, super_token_steps, self.anchor, name))
             figures.append(anchor_figure(observation, super_token_steps, self.anchor, name))
+        elif self.anchor != CENTRE:
+            raise UsageError(f"anchor is for super token attention (svit_*), got {name}. Leave it out.")
         if self.compare:
             figures.append(self._comparison(super_token_steps))
         figures += self._assignment_figures(ranked, max_tokens)
@@ -184,7 +189,7 @@ class ImageExplainer:
     def _comparison(self, steps: list[Step]) -> Figure:
         """The first super token attention beside the first attention of other models (SViT Fig. 2)."""
         if not steps or steps[0].attention is None:
-            raise ValueError(f"compare is for super token attention (svit_*), got {self.model_name}. Leave it out.")
+            raise UsageError(f"compare is for super token attention (svit_*), got {self.model_name}. Leave it out.")
         rows = [baseline_attention(model, self.view.image, self.anchor) for model in self.compare]
         rows.append(super_token_attention(steps[0], self.anchor, self.model_name))
         for row in rows:
@@ -223,7 +228,7 @@ class ImageExplainer:
         chosen = [step for step in steps if f"stages.{self.stage - 1}." in f"{step.trace.name}."]
         if not chosen:
             names = ", ".join(step.title for step in steps) or "none"
-            raise ValueError(
+            raise UsageError(
                 f"expected a stage with clusters, got {self.stage}. {self.model_name} has clusters in: {names}."
             )
         return chosen

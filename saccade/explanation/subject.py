@@ -10,6 +10,7 @@ from timm.layers import PatchEmbed
 from timm.models import get_pretrained_cfg
 from torch import Tensor, nn
 
+from saccade._errors import UsageError
 from saccade.data.decode.inputs import ImageInput, VideoInput
 from saccade.data.transforms.batch import normalize
 from saccade.explanation.clips import ClipView, load_clip
@@ -66,7 +67,7 @@ class Subject(NamedTuple):
         """ValueError if the model accepts squares of one size only, and another size or shape is requested."""
         if self.fixed and (full or size not in (None, self.size)):
             wanted = "the full image" if full else f"{size} px"
-            raise ValueError(
+            raise UsageError(
                 f"expected squares of {self.size} px for {self.name}, got {wanted}. Leave the size out, or create the "
                 "model for other sizes (ViT: dynamic_img_size=True)."
             )
@@ -144,7 +145,7 @@ def _from_file(path: Path, options: dict[str, Any]) -> nn.Module:
         return load(path)
     card = read_task_card(path)
     if card.task in ("segmentation", "detection"):
-        raise ValueError(f"expected no model options for the {card.task} model {path}, got {', '.join(options)}.")
+        raise UsageError(f"expected no model options for the {card.task} model {path}, got {', '.join(options)}.")
     keywords: dict[str, Any] = {"num_classes": card.num_classes} | card.kwargs | options
     model = create_model(card.name, **keywords)
     load_checkpoint(model, weights_file(path))

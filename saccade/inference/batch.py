@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from saccade._errors import UsageError
 from saccade._extras import package_version, require
 from saccade._files import replaced_file, write_json
 from saccade.data.open.inputs import Inputs
@@ -110,17 +111,19 @@ def predict_batch(
         options: of `PredictOptions`.
     """
     if engine not in ENGINES:
-        raise ValueError(f"expected engine {' or '.join(ENGINES)}, got {engine}.")
+        raise UsageError(f"expected engine {' or '.join(ENGINES)}, got {engine}.")
     for name, value, owner in (
         ("workers", workers, "local"),
         ("on_progress", on_progress, "local"),
         ("actors", actors, "ray"),
     ):
         if value is not None and engine != owner:
-            raise ValueError(f"{name} applies to engine {owner}, not to {engine}. Remove it.")
+            raise UsageError(f"{name} applies to engine {owner}, not to {engine}. Remove it.")
     for name, value in (("batch_size", batch_size), ("workers", workers), ("actors", actors), ("part_rows", part_rows)):
         if value is not None and value < 1:
-            raise ValueError(f"expected {name} of at least 1, got {value}.")
+            raise UsageError(f"expected {name} of at least 1, got {value}.")
+    if engine == "ray":
+        require("ray", "scale")
     module = model if isinstance(model, nn.Module) else load(model)
     card, selected = card_of(module), PredictOptions(**options)
     task = choose_task(task, card)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from saccade._errors import UsageError
 from saccade._extras import package_version, require
 from saccade._files import replaced_file, write_file
 from saccade.heads.mask_rcnn import RegionDetector
@@ -46,6 +47,10 @@ OUTPUTS = {
 
 class ExportError(ValueError):
     """A model cannot be exported as requested; the message says why and what to do."""
+
+
+class ExportOptionError(ExportError, UsageError):
+    """An option of the export is unknown, or the model or another option excludes it."""
 
 
 class Export(NamedTuple):
@@ -107,19 +112,21 @@ def export_model(
 
 def _check_options(model: nn.Module, format: str, dynamic: Sequence[str], dtype: torch.dtype | None) -> None:
     if format not in FORMATS:
-        raise ExportError(f"expected format {' or '.join(FORMATS)}, got {format!r}.")
+        raise ExportOptionError(f"expected format {' or '.join(FORMATS)}, got {format!r}.")
     if format == "onnx":
         for package in ("onnx", "onnxscript"):
             require(package, "export")
     if unknown := set(dynamic) - set(AXES):
-        raise ExportError(f"expected dynamic axes out of {', '.join(AXES)}; got {', '.join(sorted(unknown))}.")
+        raise ExportOptionError(
+            f"expected dynamic axes out of {', '.join(AXES)}; got {', '.join(sorted(unknown)) or 'an empty name'}."
+        )
     if dtype is not None and dtype not in DTYPES:
         expected = " or ".join(str(value).removeprefix("torch.") for value in DTYPES)
-        raise ExportError(f"expected dtype {expected}, got {str(dtype).removeprefix('torch.')}.")
+        raise ExportOptionError(f"expected dtype {expected}, got {str(dtype).removeprefix('torch.')}.")
     if dtype == torch.int8 and format != "onnx":
-        raise ExportError(f"int8 weights are for onnx files, got format {format}. Use float16 or float32.")
+        raise ExportOptionError(f"int8 weights are for onnx files, got format {format}. Use float16 or float32.")
     if isinstance(model, RegionDetector) and format != "onnx":
-        raise ExportError(
+        raise ExportOptionError(
             "Mask R-CNN and Cascade Mask R-CNN are exported to onnx, got format pt2: their pt2 files would need "
             "torchvision's operators, and its code between them. Use --format onnx, or the checkpoint."
         )
@@ -139,7 +146,7 @@ def export_regions(
     leaves files that `OnnxModel` refuses, not a mixture.
     """
     if path.with_suffix("").suffix in (".regions", ".masks"):
-        raise ExportError(
+        raise ExportOptionError(
             f"expected another name than {path.name}: the export writes NAME.regions.onnx beside NAME.onnx."
         )
     copy = deepcopy(model).cpu().eval().requires_grad_(False)
@@ -299,14 +306,14 @@ def preprocess_graph(card: Card) -> nn.Module:
     """The preprocessing of a card as a module, where its output size does not depend on the image."""
     preprocess = card.preprocess
     if card.task == "detection" or (card.task == "segmentation" and card.shorter):
-        raise ExportError(
+        raise ExportOptionError(
             f"the preprocessing of this model for {card.task} resizes to a size that depends on the image, which a "
             "graph cannot express exactly. Export without with_preprocessing: the metadata describes it."
         )
     if card.task == "segmentation":
         return NormalizeImages(preprocess)
     if preprocess.interpolation not in FILTERS or preprocess.crop_pct > 1:
-        raise ExportError(
+        raise ExportOptionError(
             f"expected interpolation {' or '.join(FILTERS)} and crop_pct <= 1, got {preprocess.interpolation} and "
             f"{preprocess.crop_pct}. Export without with_preprocessing: the metadata describes it."
         )
@@ -410,7 +417,7 @@ def check_pooling(program: ExportedProgram, axes: InputAxes) -> None:
         if _has_dynamic_size(axes) and "adaptive_" in str(node.target):
             grid = [int(side) for side in node.args[1]]
             if any(side != 1 for side in grid):
-                raise ExportError(
+                raise ExportOptionError(
                     f"height and width cannot be dynamic in ONNX: this model pools to a grid of {grid[0]} x {grid[-1]}"
                     ", whose windows depend on the size (UperNet). Use --dynamic batch with --size, or --format pt2."
                 )

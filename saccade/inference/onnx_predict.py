@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from saccade._errors import UsageError
 from saccade._extras import require
 from saccade.inference.onnx_regions import Objects, RegionSessions, encode_masks, paste_masks
 
@@ -59,7 +60,7 @@ class OnnxModel:
         """An RGB image -> the graph's input (1, 3, H, W); `size` replaces the size of the metadata."""
         if self.preparation["in_graph"]:
             if size:
-                raise ValueError(f"--size {size} is not available: this file resizes images itself.")
+                raise UsageError(f"--size {size} is not available: this file resizes images itself.")
             return to_array(image)[None]
         if self.task == "classification":
             return self.normalize(to_array(centre_crop(image, self.preparation, size))[None].astype(np.float32) / 255)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from saccade._errors import UsageError
 from saccade._extras import require
 from saccade.explanation.hooks.record import record
 from saccade.models.card import Card
@@ -110,7 +111,7 @@ def choose_task(task: str | None, card: Card) -> str:
     if TASKS.get(task) != card.task or card.preprocess.frames:
         kind = "video classification" if card.preprocess.frames else card.task
         allowed = [name for name, task_of in TASKS.items() if task_of == kind]
-        raise ValueError(f"expected task {' or '.join(allowed) or 'of an image model'} for {kind}, got {task}.")
+        raise UsageError(f"expected task {' or '.join(allowed) or 'of an image model'} for {kind}, got {task}.")
     return task
 
 
@@ -118,7 +119,7 @@ def check_tokens(task: str, options: PredictOptions) -> None:
     """Raise where one image has several grouping steps that compete: windows, padding, mirrored images."""
     if task not in ("classify", "embed") or options.flip:
         cause = f"task {task}" if task not in ("classify", "embed") else "flip"
-        raise ValueError(f"tokens needs task classify or embed without flip, got {cause}. Use saccade.record.")
+        raise UsageError(f"tokens needs task classify or embed without flip, got {cause}. Use saccade.record.")
 
 
 def columns_of(task: str, card: Card, tokens: bool = False) -> tuple[Any, Callable[[Any], dict[str, Any]]]:

@@ -70,6 +70,11 @@ def to_png(figure: Any) -> bytes:
     return _write(figure, "png", dpi=160, metadata={"Software": None})
 
 
+def to_image(figure: Any, format: str) -> bytes:
+    """Return a figure as a file of one of matplotlib's formats."""
+    return to_png(figure) if format == "png" else _write(figure, format, dpi=160)
+
+
 def _write(figure: Any, kind: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
     with style():

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from saccade._errors import UsageError
 from saccade._extras import require
 
 PAPER_FILES = ("vt", "paca", "sparseformer", "svit", "peers")
@@ -21,7 +22,7 @@ METRICS = {
 }
 
 
-class ClaimError(ValueError):
+class ClaimError(UsageError):
     """An unknown claim, or one that is not declared correctly."""
 
 

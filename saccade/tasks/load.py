@@ -6,10 +6,12 @@ from typing import Any
 
 import timm
 import torch
+from safetensors import SafetensorError, safe_open
 from timm.models import get_pretrained_cfg
 from torch import Tensor, nn
 
 from saccade import weights
+from saccade._errors import UsageError
 from saccade.models.card import Card, Preprocess, preprocess_of, read_card, timm_config
 from saccade.models.checkpoint import load_checkpoint, match_checkpoint
 from saccade.models.official import convert_parts, heads
@@ -22,6 +24,10 @@ from saccade.weights.read import CheckpointError, read_state_dict, weights_file
 from saccade.weights.releases import find
 
 CLIP_STRIDE = 4  # frames between two frames of a clip, for video models without a card
+
+
+class SourceError(CheckpointError, UsageError):
+    """What was given to `load` can have no weights, whatever files there are."""
 
 
 def load(source: str | os.PathLike, *, device: str | torch.device | None = None) -> nn.Module:
@@ -38,9 +44,7 @@ def load(source: str | os.PathLike, *, device: str | torch.device | None = None)
     """
     name = str(source)
     if name.endswith((".yaml", ".yml")):
-        raise CheckpointError(
-            f"expected weights or a run folder, got the recipe {name}. Train it: saccade train {name}"
-        )
+        raise SourceError(f"expected weights or a run folder, got the recipe {name}. Train it: saccade train {name}")
     local = Path(source).exists() or weights.find(name) is not None
     if name.startswith(PREFIX):
         model = _load_file(hub_file(name))
@@ -120,7 +124,7 @@ def _load_name(name: str) -> nn.Module:
     """A registered model with the weights that timm's configuration names."""
     config = get_pretrained_cfg(name, allow_unregistered=True)
     if config is None or not config.has_weights:
-        raise CheckpointError(
+        raise SourceError(
             f"no weights are known for {name}. Pass a weights file or a run's folder, one of "
             f"{', '.join(weights.embedded())}, or build it with saccade.create_model."
         )
@@ -129,9 +133,24 @@ def _load_name(name: str) -> nn.Module:
     return model.eval()
 
 
+def check_format(path: Path) -> None:
+    """Raise for a file that is neither safetensors nor what torch.save writes: a zip archive or a pickle."""
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, "pt"):
+                return
+        except SafetensorError as error:
+            raise CheckpointError(f"{path} is damaged or incomplete ({error}). Download or copy it again.") from error
+    with path.open("rb") as file:
+        start = file.read(2)
+    if start and start != b"PK" and start[:1] != b"\x80":
+        raise CheckpointError(f"{path} is no checkpoint: expected a .safetensors file, or a .pth file of torch.save.")
+
+
 def read_task_card(path: str | os.PathLike) -> Card:
     """The card of a checkpoint or run folder; authors' files are identified by their tensors."""
     path = weights_file(path)
+    check_format(path)
     if not str(path).endswith(".safetensors"):
         state_dict = read_state_dict(path)
         if heads.matches(state_dict):

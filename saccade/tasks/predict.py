@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade._errors import UsageError
 from saccade.data.decode.inputs import ImageInput, VideoInput, input_name, list_inputs, read_input, read_video_input
 from saccade.data.sources.class_names import flipped_classes
 from saccade.data.transforms.batch import normalize, resize
@@ -213,11 +214,11 @@ class ClassPredictor(Predictor):
         default = self.card.preprocess
         self.preprocess = default._replace(size=self.options.size or default.size)
         if self.options.views != (1, 1) and not self.is_video:
-            raise ValueError("views applies to video models, not to image models.")
+            raise UsageError("views applies to video models, not to image models.")
         if self.options.threshold != PredictOptions().threshold and not self.card.multi_label:
-            raise ValueError("threshold applies to detection and multi-label models, not to classification. Remove it.")
+            raise UsageError("threshold applies to detection and multi-label models, not to classification. Remove it.")
         if self.options.every != PredictOptions().every and self.is_video:
-            raise ValueError("every applies to image models, not to video models. Remove it.")
+            raise UsageError("every applies to image models, not to video models. Remove it.")
         self.transform = make_eval_transform(self.preprocess, self.options.views)
 
     def _read(self, source: Any) -> Sample:
@@ -328,7 +329,9 @@ def check_options(options: dict[str, Any], defaults: dict[str, Any], task: str) 
         tasks = TASKS_OF.get(name, (task,))
         value = tuple(value) if isinstance(value, list) else value
         if task not in tasks and value != defaults[name]:
-            raise ValueError(f"{name} applies to {' and '.join(tasks)}, not to {task}. Remove it.")
+            raise UsageError(f"{name} applies to {' and '.join(tasks)}, not to {task}. Remove it.")
+    if options.get("stride") and not options.get("window"):
+        raise UsageError("stride is that of a sliding window. Add window, or remove it.")
 
 
 def make_eval_transform(preprocess: Preprocess, views: tuple[int, int] = (1, 1)) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from saccade import weights
+from saccade._errors import UsageError
 from saccade.data.sources.class_names import COCO_THINGS
 from saccade.models.card import Card, preprocess_of, read_card
 from saccade.models.official import BACKBONE, heads, mask_rcnn, paca
@@ -27,7 +28,7 @@ def pretrained_model(backbone: str, head: str, tag: str) -> tuple[Path, Card]:
         if release is None:
             names = [*weights.embedded(), *(release.name for release in RELEASES)]
             choices = ", ".join(choice for choice in names if choice.startswith(f"{backbone}+")) or "none"
-            raise ValueError(f"no weights {name} exist; of {backbone}: {choices}. Train it, or pass checkpoint=.")
+            raise UsageError(f"no weights {name} exist; of {backbone}: {choices}. Train it, or pass checkpoint=.")
         path = fetch_release(release)
     card = read_card(path)
     if card.head != head:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from saccade._errors import UsageError
+
 SegmentationModel = Callable[[Tensor], Tensor]  # images (B, 3, h, w) -> logits (B, K, h, w)
 GRID = 32  # windows start at multiples of the largest stride, so that strided networks align across windows
 
@@ -43,7 +45,7 @@ def predict_probabilities(
         total = probabilities if total is None else total + probabilities
         count += 1
     if total is None:
-        raise ValueError("expected at least one scale, got none. Pass scales such as (1.0,) or (0.5, 1.0, 1.5).")
+        raise UsageError("expected at least one scale, got none. Pass scales such as (1.0,) or (0.5, 1.0, 1.5).")
     return total / count
 
 
@@ -102,7 +104,7 @@ def window_bands(
     """`slide_window` from top to bottom, in bands (B, K, rows, W) that no later window changes."""
     stride = stride or max(GRID, window * 2 // 3 // GRID * GRID)
     if window < GRID or not 0 < stride <= window:
-        raise ValueError(
+        raise UsageError(
             f"expected a window of at least {GRID} px and a stride of at most the window; got {window} and {stride}."
         )
     overlap = window - stride

@@ -12,6 +12,7 @@ from torch import nn
 
 import saccade
 from saccade import weights
+from saccade._errors import UsageError
 from saccade.explanation import Subject, load_subject
 from saccade.tasks.load import read_task_card
 from saccade.weights.read import read_metadata, weights_file
@@ -89,7 +90,7 @@ def list_entries(checkpoints: Sequence[str] = (), models: Sequence[str] = ()) ->
         entries[entry.name] = entry
     for name in models:
         if name.partition(".")[0] not in saccade.list_models():
-            raise ValueError(f"unknown model {name!r}. `saccade models` lists all models.")
+            raise UsageError(f"unknown model {name!r}. `saccade models` lists all models.")
         entries[name] = _file_entry(name, name) if weights.find(name) else _untrained_entry(name)
     embedded = [name for name in weights.embedded() if not models or "+" in name]
     for name in sorted(embedded, key=_family_order):

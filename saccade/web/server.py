@@ -1,6 +1,7 @@
 """Start the page and its API; the only files they serve are uploads and their own outputs."""
 
 import os
+import socket
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,21 @@ class Server(NamedTuple):
     def close(self) -> None:
         self.page.close(verbose=False)
         self.service.close()
+
+
+def check_address(host: str, port: int | None = None) -> None:
+    """Raise if the host is no address of this machine or the port is in use: uvicorn would print it and retry."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a host name"
+        place = f"{host}, port {port}" if port else host
+        raise ValueError(
+            f"expected a free address of this machine, got {place} ({reason}). Change --host or --port."
+        ) from error
 
 
 def start(

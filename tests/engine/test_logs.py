@@ -7,7 +7,6 @@ import torch
 
 from saccade.engine.clock import WARMUP_STEPS, Clock
 from saccade.engine.logs import check_logger, make_logger, read_rows, status
-from saccade.engine.recipe import RecipeError
 from saccade.engine.train import train
 from tests.engine.runs import recipe, rows
 
@@ -51,7 +50,7 @@ def test_progress_prints_one_line_per_validation_without_terminal(tmp_path, caps
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "tensorboard"])
 def test_logger_without_its_package_is_refused_before_training(name, tmp_path, monkeypatch):
     monkeypatch.setattr("saccade.engine.logs.find_spec", lambda package: None)
-    with pytest.raises(RecipeError, match=rf"trainer\.logger={name} needs {name}, which is not installed\. Run pip"):
+    with pytest.raises(ImportError, match=rf"trainer\.logger={name} needs {name}, which is not installed\. Run pip"):
         train(recipe(f"trainer.logger={name}"), tmp_path, progress=False)
     assert not any(tmp_path.iterdir())
     assert make_logger("auto", tmp_path, 0) is None

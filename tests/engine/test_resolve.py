@@ -84,7 +84,7 @@ def test_batch_larger_than_data_is_lowered(caplog):
     mixed = load_recipe(None, ["augment.mixup=0.8", "trainer.accumulate=3"])
     assert fit_to_data(mixed, 53).batch_size == 48, "divisible by accumulation steps and even for mixup"
     assert fit_to_data(load_recipe(None), 64) == load_recipe(None)
-    with pytest.raises(RecipeError, match="expected at least 4 training images"):
+    with pytest.raises(ValueError, match="expected at least 4 training images"):
         fit_to_data(load_recipe(None, ["trainer.devices=4"]), 3)
 
 

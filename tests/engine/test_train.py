@@ -35,9 +35,9 @@ def test_deterministic_run_restores_torch_settings(finished):
 
 def test_existing_run_is_not_overwritten(finished):
     before = (finished.out / "last.safetensors").stat().st_mtime_ns
-    with pytest.raises(RecipeError, match=r"already contains a run\. Continue it with --resume"):
+    with pytest.raises(ValueError, match=r"already contains a run\. Continue it with --resume"):
         train(recipe("ema.decay=0.5", "augment.mixup=0.8"), finished.out, progress=False)
-    with pytest.raises(RecipeError, match="cannot change batch_size: it was 20 and is now 10"):
+    with pytest.raises(ValueError, match="cannot change batch_size: it was 20 and is now 10"):
         train(recipe("batch_size=10"), finished.out, resume=True, progress=False)
     assert (finished.out / "last.safetensors").stat().st_mtime_ns == before
 
@@ -60,10 +60,10 @@ def test_finished_run_is_extended(tmp_path):
     train(recipe("epochs=4"), tmp_path / "direct", progress=False)
     rates, direct = ([row["lr"] for row in rows(out) if row["lr"]] for out in (tmp_path, tmp_path / "direct"))
     assert rates[3:] == direct[3:]
-    with pytest.raises(RecipeError, match="cannot change epochs: it was 4 and is now 3"):
+    with pytest.raises(ValueError, match="cannot change epochs: it was 4 and is now 3"):
         train(recipe("epochs=3"), tmp_path, resume=True, progress=False)
     (tmp_path / "result.json").unlink()  # as in a run that was interrupted
-    with pytest.raises(RecipeError, match="Only a finished run can be extended"):
+    with pytest.raises(ValueError, match="Only a finished run can be extended"):
         train(recipe("epochs=5"), tmp_path, resume=True, progress=False)
 
 
@@ -151,7 +151,7 @@ def test_class_weights_and_focal_loss_change_the_loss(tmp_path):
 
 
 def test_synchronised_batch_norm_on_cpu_is_refused(tmp_path):
-    with pytest.raises(RecipeError, match="sync_batchnorm needs GPUs"):
+    with pytest.raises(ValueError, match="sync_batchnorm needs GPUs"):
         train(recipe("trainer.sync_batchnorm=true", "trainer.devices=2"), tmp_path, progress=False)
 
 

@@ -73,7 +73,7 @@ def test_format_parquet_classifies_and_files_is_the_default(capsys, checkpoint, 
 )
 def test_flag_that_cannot_be_honoured_is_refused(capsys, checkpoint, tmp_path, flags, message):
     code, out, err = run(capsys, "predict", checkpoint, PHOTO, "--out", tmp_path / "out", *flags)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
@@ -81,6 +81,6 @@ def test_flag_that_cannot_be_honoured_is_refused(capsys, checkpoint, tmp_path, f
 
 def test_parquet_needs_a_folder_and_a_checkpoint(capsys, checkpoint, tmp_path):
     code, _, err = run(capsys, "predict", checkpoint, PHOTO, "--task", "embed")
-    assert (code, "expected --out DIR" in err) == (1, True)
+    assert (code, "expected --out DIR" in err) == (2, True)
     code, _, err = run(capsys, "predict", "model.onnx", PHOTO, "--task", "classify", "--out", tmp_path)
-    assert (code, "needs a checkpoint, got a .onnx file" in err) == (1, True)
+    assert (code, "needs a checkpoint, got a .onnx file" in err) == (2, True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,29 +101,108 @@ def test_exit_code_is_2_for_wrong_usage_and_1_for_failure(capsys):
     assert run(capsys, "nonsense")[0] == 2
     assert run(capsys, "bench")[0] == 2
     code, out, err = run(capsys, "models", "nothing*")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert "no model matches" in err
+    assert run(capsys, "convert", "gone.pth", "out.safetensors")[0] == 1
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("models svit_nano --size 0", "expected --size of at least 1, got 0."),
-        ("models svit_nano --max-params nan", "expected --max-params of at least 0, got nan."),
+        ("models svit_nano --size 0", "argument --size: expected an integer from 1 to 16384, got 0."),
+        ("models svit_nano --max-params nan", "argument --max-params: expected a number above 0, got nan."),
+        ("models svit_nano --max-params 0", "argument --max-params: expected a number above 0, got 0."),
+        ("models svit_nano --family vit", "no model matches"),
+        ("models svit_nano --plot notes.txt", "argument --plot: expected a file name with .png, .svg, .pdf, .jpg"),
         ("models svit_nano --set stems=1", "argument 'stems'. Correct or remove it in --set."),
+        ("models svit_nano --set depths={[]:1}", "svit_nano cannot be created with depths='{[]:1}': depths must be 4"),
+        ("models svit_nano --set name=1", "svit_nano cannot be created with name=1"),
+        ("bench resnet10t --sizes 32 --set depths=1", "--set is for saccade's models, got resnet10t only."),
+        ("bench svit_nano --sizes 20000", "argument --sizes: expected an integer from 1 to 16384, got 20000."),
+        ("bench svit_nano --sizes 1e9", "argument --sizes: expected an integer from 1 to 16384, got 1e9."),
         ("bench svit_nano --sizes 32 --set stems=1", "argument 'stems'. Correct or remove it in --set."),
-        ("bench svit_nano --device fast", "expected cpu, cuda or cuda:N for --device, got fast."),
-        ("convert notes.txt notes.txt/a.safetensors", "notes.txt is damaged or incomplete"),
+        ("bench svit_nano --device fast", "argument --device: expected cpu, cuda or cuda:N, got fast."),
+        ("bench svit_nano --mode play", "argument --mode: invalid choice: 'play'"),
+        ("bench svit_nano --speed 3", "unrecognized arguments: --speed 3. `saccade bench --help` lists the options."),
+        ("convert notes.txt notes.pth", "expected OUT to end in .safetensors, got notes.pth."),
+        ("convert notes.txt a.safetensors --model svit_nono", "unknown model 'svit_nono'"),
+        ("bench svit_nano --name a", "--name names the files in --out, got no --out. Add it."),
+        ("export svit_nano+foo --out a.onnx", "no weights 'svit_nano+foo' exist, and no file or folder has this name."),
+        (
+            "export svit_nano --out a.pt2 --dynamic batch,",
+            "expected dynamic axes out of batch, size; got an empty name.",
+        ),
+        (
+            "eval svit_nono --data scenes",
+            "unknown model 'svit_nono', and no file or folder has this name. Did you mean",
+        ),
+        ("predict svit_nono notes.txt", "unknown model 'svit_nono'"),
+        ("predict svit_nono notes.txt --format parquet --out a", "unknown model 'svit_nono'"),
+        (
+            "export svit_nano --set depths=(1,) --out a.onnx",
+            "svit_nano cannot be created with depths=(1,): depths must be",
+        ),
+        ("pull --list --from notes.txt", "--from converts a file, --list lists the released ones. Leave one out."),
+        ("pull svit_nono", "expected a released model, got 'svit_nono'."),
+        ("demo --train-minutes nan", "argument --train-minutes: expected a number of at least 0, got nan."),
+        ("predict svit_nano notes.txt --csv --json", "--csv and --json exclude each other. Leave one out."),
     ],
 )
 def test_wrong_usage_is_one_line(capsys, tmp_path, monkeypatch, command, message):
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("hello")
     code, out, err = run(capsys, *command.split())
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("position", range(4))
+def test_empty_arguments_are_refused(capsys, position):
+    words = ["predict", "svit_nano", "cat.png", "--out", "x"]
+    words[position + 1] = ""
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("saccade: expected no empty arguments, got one. Is a variable of the shell unset?")
+    assert err.count("\n") == 1
+
+
+def test_every_number_has_a_range():
+    """A flag of a bare int or float would accept zero, negative numbers or NaN."""
+    commands: Any = next(action for action in make_parser()._actions if action.dest == "command").choices
+    types = {(name, action.dest): action.type for name, sub in commands.items() for action in sub._actions}
+    assert [flag for flag, kind in types.items() if kind in (int, float)] == []
+    ranged = [flag for flag, kind in types.items() if kind is not None and "parse" in kind.__qualname__]
+    assert len(ranged) == 56
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"hello", "is no checkpoint: expected a .safetensors file, or a .pth file of torch.save."),
+        (b"", "is damaged or incomplete"),
+        (b"PK\x03\x04", "is damaged or incomplete"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["txt", "safetensors"])
+def test_a_file_that_is_no_checkpoint_is_one_line(capsys, tmp_path, content, message, suffix):
+    file = tmp_path / f"file.{suffix}"
+    file.write_bytes(content)
+    for command in (["convert", file, tmp_path / "a.safetensors"], ["eval", file, "--data", "scenes"]):
+        code, out, err = run(capsys, *map(str, command))
+        assert (code, out) == (1, "")
+        assert (message if suffix == "txt" else "is damaged or incomplete") in err
+        assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("name", ["x.svg", "x.pdf", "x.jpg"])
+def test_models_writes_the_format_of_the_suffix(capsys, tmp_path, name):
+    starts = {"svg": b"<?xml", "pdf": b"%PDF", "jpg": b"\xff\xd8"}
+    assert run(capsys, "models", "svit_nano", "--plot", str(tmp_path / name))[0] == 0
+    assert (tmp_path / name).read_bytes().startswith(starts[name[2:]])
 
 
 @pytest.mark.parametrize(
@@ -231,7 +311,7 @@ def test_convert_rejects_missing_input_and_wrong_suffix(capsys, tmp_path):
     assert code == 1
     assert "no such checkpoint" in err
     code, _, err = run(capsys, "convert", str(tmp_path / "absent.pth"), str(tmp_path / "out.pth"))
-    assert code == 1
+    assert code == 2
     assert "expected OUT to end in .safetensors" in err
     assert list(tmp_path.iterdir()) == []
 
@@ -285,7 +365,7 @@ def test_bench_scaling_plots_cost_against_image_size(capsys, tmp_path):
 
 def test_bench_rejects_an_unknown_model(capsys):
     code, _, err = run(capsys, "bench", "svit_enormous")
-    assert code == 1
+    assert code == 2
     assert "unknown model 'svit_enormous'" in err
 
 
@@ -323,14 +403,14 @@ def test_bench_optimize_both_measures_originals_and_copies(capsys):
     [
         ("--run cuda_graph", "--run cuda_graph needs a CUDA device, got cpu"),
         ("--optimize --mode train", "--optimize copies are inference-only"),
-        ("--batch 8 0", "expected --batch of at least 1, got 0"),
-        ("--sizes 64 -32", "expected --sizes of at least 1, got -32"),
-        ("--rounds 0", "expected --rounds of at least 1, got 0"),
-        ("--threads 0", "expected --threads of at least 1, got 0"),
-        ("--seconds -1", "expected --seconds of at least 0, got -1.0"),
+        ("--batch 8 0", "argument --batch: expected an integer of at least 1, got 0"),
+        ("--sizes 64 -32", "argument --sizes: expected an integer from 1 to 16384, got -32"),
+        ("--rounds 0", "argument --rounds: expected an integer of at least 1, got 0"),
+        ("--threads 0", "argument --threads: expected an integer from 1 to 1024, got 0"),
+        ("--seconds -1", "argument --seconds: expected a number of at least 0, got -1"),
     ],
 )
 def test_bench_rejects_invalid_arguments(capsys, arguments, message):
     code, _, err = run(capsys, *f"bench svit_nano --sizes 32 --device cpu {arguments}".split())
-    assert code == 1
+    assert code == 2
     assert message in err

@@ -129,14 +129,14 @@ def test_explain_draws_tokens_and_detections(capsys, request, image, tmp_path, d
 
 def test_explain_rejects_settings_for_a_detector(capsys, folder, image):
     code, _, err = run(capsys, "explain", str(image), "--model", str(folder), "--set", "drop_path_rate=0.1")
-    assert code == 1
+    assert code == 2
     assert "expected no model options for the detection model" in err
 
 
 def test_eval_rejects_unknown_settings_and_zero_detections(capsys, sparse):
     code, _, err = run(capsys, "eval", str(sparse), *EVAL, "--set", "scene=8")
-    assert code != 0
+    assert code == 2
     assert "Did you mean scenes?" in err
     code, _, err = run(capsys, "eval", str(sparse), *EVAL, "--max-detections", "0")
-    assert code != 0
-    assert "max_detections must be at least 1, got 0." in err
+    assert code == 2
+    assert "argument --max-detections: expected an integer of at least 1, got 0." in err

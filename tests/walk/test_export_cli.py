@@ -105,7 +105,7 @@ def test_detector_by_name_is_exported_checked_and_predicts(capsys, tmp_path):
 def test_detector_by_name_is_refused_as_pt2(capsys, tmp_path):
     flags = [word for option in DETECTOR_OPTIONS for word in ("--set", option)]
     code, _, err = run(capsys, "export", "vt_nano+cascade_mask_rcnn", *flags, "--out", tmp_path / "detector.pt2")
-    assert code == 1
+    assert code == 2
     assert "are exported to onnx, got format pt2" in err
     assert list(tmp_path.iterdir()) == []
 
@@ -117,7 +117,10 @@ def test_detector_by_name_is_refused_as_pt2(capsys, tmp_path):
         (["--out", "model.onnx", "--format", "pt2"], "expected --out to end in"),
         (["--out", "model.onnx", "--dynamic", "depth"], "got depth"),
         (["--out", "model.onnx", "--size", "64"], "--size fixes height and width"),
-        (["--out", "model.onnx", "--dynamic", "none", "--size", "0"], "expected --size of at least 1, got 0."),
+        (
+            ["--out", "model.onnx", "--dynamic", "none", "--size", "0"],
+            "argument --size: expected an integer from 1 to 16384, got 0.",
+        ),
         (["--out", "model.onnx", "--device", "cuda"], "export runs on the CPU"),
         (["--out", "model.onnx", "--set", "num_classes=3"], "--set builds a model by name"),
     ],
@@ -125,7 +128,7 @@ def test_detector_by_name_is_refused_as_pt2(capsys, tmp_path):
 def test_flag_that_cannot_be_honoured_is_refused(capsys, checkpoint, tmp_path, monkeypatch, flags, message):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "export", checkpoint, *flags)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
@@ -166,5 +169,5 @@ def test_predict_of_a_file_skips_bad_images_and_lists_folders(capsys, onnx_file,
 )
 def test_predict_of_a_file_refuses_flags_it_cannot_honour(capsys, onnx_file, flags, message):
     code, _, err = run(capsys, "predict", onnx_file, PHOTO, *flags)
-    assert code == 1
+    assert code == 2
     assert message in err

@@ -75,6 +75,14 @@ def test_predict_uses_windows_and_skips_unreadable_images(capsys, folder, tmp_pa
     assert "no such file or folder" in err
 
 
+@pytest.mark.parametrize("command", ["predict", "eval"])
+def test_stride_without_a_window_is_refused(capsys, folder, command):
+    words = {"predict": [str(photo_paths()["coffee"])], "eval": ["--data", "scenes"]}[command]
+    code, out, err = run(capsys, command, str(folder), *words, "--stride", "32", "--device", "cpu")
+    assert (code, out) == (2, "")
+    assert err == f"saccade {command}: stride is that of a sliding window. Add window, or remove it.\n"
+
+
 def test_predict_classifies(capsys, tmp_path):
     from saccade.models.card import Card, Preprocess, save_model
 

@@ -41,32 +41,45 @@ def test_train_json_prints_only_json(tmp_path, capsys):
     assert json.loads(captured.out)["out"] == str(tmp_path / "x")
 
 
+def exit_code(arguments):
+    """The exit code of a command; the parser's errors leave through SystemExit."""
+    try:
+        return main(arguments)
+    except SystemExit as stop:
+        return stop.code
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--model", "svit_nono", "--data", "scenes"], 1, "Did you mean 'svit_nano'"),
+        (["--model", "svit_nono", "--data", "scenes"], 2, "Did you mean 'svit_nano'"),
         (["--model", "svit_nano"], 1, "no data: give --data PATH"),
         (["--data", "scenes"], 2, "nothing to train"),
+        (["--resume"], 1, "run, got no recipe.yaml there. Name the run's folder in --out, or start it with a recipe"),
+        (["svit_nano_scenes", "--set", "optimizer.name=foo"], 2, "cannot create optimizer 'foo'"),
+        (["--model", "svit_nano", "--head", "foo", "--data", "scenes"], 2, "head must be one of vt_fpn, fpn"),
+        (["svit_nano_scenes", "--speed", "3"], 2, "unrecognized arguments: --speed 3"),
         (["svit_nano_cifar", "--data", "scenes"], 2, "Did you mean svit_nano_cifar10?"),
         (["svit_nano_scenes", "--set", "optimizer.learnrate=1"], 2, "unknown key optimizer.learnrate"),
         (["svit_nano_scenes", "--data", "nowhere/at/all"], 1, "no data at nowhere/at/all"),
-        (["svit_nano_scenes", "--set", "model.kwargs.stem=wide"], 1, "stem must be one of conv, patch"),
-        (["svit_nano_scenes", "--set", "model.checkpoint=missing.pth"], 2, "no such checkpoint"),
+        (["svit_nano_scenes", "--set", "model.kwargs.stem=wide"], 2, "stem must be one of conv, patch"),
+        (["svit_nano_scenes", "--set", "model.checkpoint=missing.pth"], 1, "no such checkpoint"),
         (["svit_nano_scenes", "--set", "model.kwargs={wrong: 1}"], 2, "wrong"),
         (["svit_nano_scenes", "--set", "optimizer.lr=.nan"], 2, "expected finite numbers for optimizer.lr, got nan."),
-        (["svit_nano_scenes", "--set", "augment.auto_augment=strong"], 1, "expected 'trivial', 'rand-m9-n2' or '' as"),
-        (["svit_nano_scenes", "--set", "augment.auto_augment=a", "--set", "data.cache=false"], 1, "a policy of timm"),
-        (["svit_nano_scenes", "--lr", "nan"], 2, "expected finite numbers for optimizer.lr, got nan."),
-        (["svit_nano_scenes", "--batch", "0"], 2, "expected a number of at least 1 for batch_size, got 0."),
+        (["svit_nano_scenes", "--set", "augment.auto_augment=strong"], 2, "expected 'trivial', 'rand-m9-n2' or '' as"),
+        (["svit_nano_scenes", "--set", "augment.auto_augment=a", "--set", "data.cache=false"], 2, "a policy of timm"),
+        (["svit_nano_scenes", "--lr", "nan"], 2, "argument --lr: expected a number of at least 0, got nan."),
+        (["svit_nano_scenes", "--batch", "0"], 2, "argument --batch: expected an integer of at least 1, got 0."),
     ],
 )
 def test_train_errors_are_one_line(arguments, code, message, tmp_path, capsys):
     quick = ["--set", "data.image_size=32", "--set", "data.workers=0", "--out", str(tmp_path / "run")]
-    assert main(["train", *arguments, *quick]) == code
+    assert exit_code(["train", *arguments, *quick]) == code
     err = capsys.readouterr().err
     assert message in err
     assert err.startswith("saccade train: ")
     assert err.count("\n") == 1
+    assert (tmp_path / "run").exists() == ("a policy of timm" in message)  # which the loader's first batch needs
 
 
 def test_eval_rejects_options_of_other_tasks(run, tmp_path, capsys):
@@ -79,10 +92,10 @@ def test_eval_rejects_options_of_other_tasks(run, tmp_path, capsys):
         (["--window", "0"], "window applies to segmentation"),
         (["--max-detections", "7"], "max_detections applies to detection"),
     ):
-        assert main(["eval", str(run), "--data", "scenes", *options]) == 1
+        assert main(["eval", str(run), "--data", "scenes", *options]) == 2
         assert f"{message}, not to classification. Remove it." in capsys.readouterr().err
     Image.new("RGB", (32, 32)).save(tmp_path / "x.png")
-    assert main(["predict", str(run), str(tmp_path / "x.png"), "--threshold", "0.1"]) == 1
+    assert main(["predict", str(run), str(tmp_path / "x.png"), "--threshold", "0.1"]) == 2
     assert "threshold applies to detection" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
         main(["eval", str(run)])
@@ -92,32 +105,44 @@ def test_eval_rejects_options_of_other_tasks(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("command", "flags", "message"),
     [
-        ("eval", "--size 0", "expected --size of at least 1, got 0."),
-        ("eval", "--batch 0", "expected --batch of at least 1, got 0."),
-        ("eval", "--crop-pct nan", "expected --crop-pct of at least 0.01, got nan."),
-        ("eval", "--workers -1", "expected --workers of at least 0, got -1."),
-        ("eval", "--views 0 1", "expected --views of at least 1, got 0."),
-        ("eval", "--limit -4", "expected --limit of at least 1, got -4."),
+        ("eval", "--size 0", "argument --size: expected an integer from 1 to 16384, got 0."),
+        ("eval", "--batch 0", "argument --batch: expected an integer of at least 1, got 0."),
+        ("eval", "--crop-pct nan", "argument --crop-pct: expected a number of at least 0.01, got nan."),
+        ("eval", "--workers -1", "argument --workers: expected an integer of at least 0, got -1."),
+        ("eval", "--views 0 1", "argument --views: expected an integer of at least 1, got 0."),
+        ("eval", "--limit -4", "argument --limit: expected an integer of at least 1, got -4."),
         ("eval", "--set scenes=many", "expected an integer of at least 1 for the data option scenes, got 'many'."),
         ("eval", "--set scenes=0", "expected an integer of at least 1 for the data option scenes, got 0."),
-        ("predict", "--size 0", "expected --size of at least 1, got 0."),
-        ("predict", "--top -1", "expected --top of at least 1, got -1."),
-        ("predict", "--threshold nan", "expected --threshold of at least 0, got nan."),
-        ("predict", "--views 0 1", "expected --views of at least 1, got 0."),
+        ("predict", "--size 0", "argument --size: expected an integer from 1 to 16384, got 0."),
+        ("predict", "--top -1", "argument --top: expected an integer of at least 1, got -1."),
+        ("predict", "--threshold nan", "argument --threshold: expected a number from 0 to 1, got nan."),
+        ("predict", "--threshold 1.5", "argument --threshold: expected a number from 0 to 1, got 1.5."),
+        ("predict", "--views 0 1", "argument --views: expected an integer of at least 1, got 0."),
     ],
 )
 def test_impossible_numbers_are_refused(run, capsys, command, flags, message):
     words = {"eval": ["--data", "scenes"], "predict": ["cat.png"]}[command]
-    assert main([command, str(run), *words, *flags.split()]) == 1
-    assert capsys.readouterr().err == f"saccade {command}: {message}\n"
+    assert exit_code([command, str(run), *words, *flags.split()]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"saccade {command}: {message}")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", [["eval", "--data", "scenes"], ["predict", "x.png"]])
 def test_recipe_instead_of_weights_is_refused(capsys, command):
     name, *words = command
-    assert main([name, "recipe.yaml", *words]) == 1
+    assert main([name, "recipe.yaml", *words]) == 2
     expected = "expected weights or a run folder, got the recipe recipe.yaml. Train it: saccade train recipe.yaml"
     assert capsys.readouterr().err == f"saccade {name}: {expected}\n"
+
+
+def test_predict_of_one_unreadable_image_is_one_line(run, capsys, tmp_path):
+    (tmp_path / "bad.png").write_text("no image")
+    assert main(["predict", str(run), str(tmp_path / "bad.png")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"saccade predict: {tmp_path / 'bad.png'}: not a readable image.")
+    assert captured.err.count("\n") == 1
 
 
 def test_eval_flip_averages_with_the_flipped_image(run, capsys):

@@ -23,7 +23,15 @@ from saccade.data.open.splits import (
     eval_split,
     train_split,
 )
-from saccade.data.sources.base import DataError, Subset, check_labels, hold_out, is_multi_label, limited
+from saccade.data.sources.base import (
+    DataError,
+    DataOptionError,
+    Subset,
+    check_labels,
+    hold_out,
+    is_multi_label,
+    limited,
+)
 from saccade.data.sources.masks import check_masks
 
 __all__ = [
@@ -146,7 +154,7 @@ def check_data_options(options: dict[str, Any], supported: list[str]) -> None:
         if key not in supported:
             close = get_close_matches(key, supported, 1)
             hint = f" Did you mean {close[0]}?" if close else ""
-            raise DataError(f"unknown data option {key}.{hint} Known options: {', '.join(sorted(supported))}.")
+            raise DataOptionError(f"unknown data option {key}.{hint} Known options: {', '.join(sorted(supported))}.")
     for key in options.keys() & {"scenes", "motions", "frames", "stride"}:
         if not isinstance(options[key], int) or options[key] < 1:
-            raise DataError(f"expected an integer of at least 1 for the data option {key}, got {options[key]!r}.")
+            raise DataOptionError(f"expected an integer of at least 1 for the data option {key}, got {options[key]!r}.")

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from saccade._errors import UsageError
+
 _logger = logging.getLogger(__name__)
 
 
@@ -16,6 +18,10 @@ MAX_CLASSES = 1_000_000  # without names; a damaged label would otherwise fill t
 
 class DataError(ValueError):
     """A dataset that cannot be used. The message says what was expected and what was found."""
+
+
+class DataOptionError(DataError, UsageError):
+    """An option of the data is unknown, or its value is impossible."""
 
 
 class Source(Protocol):

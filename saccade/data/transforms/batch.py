@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from timm.data.mixup import Mixup
 from torch import Tensor
 
+from saccade._errors import UsageError
+
 GEOMETRIC_OPS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 
 
@@ -32,7 +34,7 @@ class Policy(NamedTuple):
         if text == "trivial":
             return cls(1, None)
         if not re.fullmatch(r"rand(-[a-z]+[\d.]*)*", text):
-            raise ValueError(
+            raise UsageError(
                 f"expected 'trivial', 'rand-m9-n2' or '' as the policy for cached images, got {text!r}. "
                 "Other policies need data.cache=false."
             )

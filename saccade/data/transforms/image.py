@@ -10,6 +10,8 @@ from torch import Tensor
 from torchvision import transforms as tv
 from torchvision.transforms.functional import InterpolationMode
 
+from saccade._errors import UsageError
+
 ImageTransform = Callable[[Image.Image], Tensor]
 
 
@@ -53,7 +55,7 @@ def train_transform(
         try:
             steps.append(create(auto_augment, hparams))
         except AssertionError as error:
-            raise ValueError(f"expected trivial or a policy of timm as auto_augment, got {auto_augment!r}.") from error
+            raise UsageError(f"expected trivial or a policy of timm as auto_augment, got {auto_augment!r}.") from error
     elif jitter:
         steps.append(tv.ColorJitter(jitter, jitter, jitter))
     return tv.Compose([*steps, tv.PILToTensor()])

@@ -9,6 +9,7 @@ from timm.data.mixup import Mixup
 from timm.models import is_model
 from torch import Tensor, nn
 
+from saccade._errors import model_options
 from saccade.data.decode.video import middle_frame
 from saccade.data.loader import Batch, seed_all
 from saccade.data.sources.base import count_labels
@@ -82,14 +83,11 @@ class ClassificationModule(TrainingModule):
             if value:
                 kwargs[option] = value
         if options.checkpoint and not Path(options.checkpoint).is_file():
-            raise RecipeError(f"model.checkpoint: no such checkpoint: {options.checkpoint}")
-        try:
-            with torch.device("meta"):  # opening the data needs only the model's input description
-                tag = embedded_tag(options.name) if options.pretrained and is_model(options.name) else None
-                name = f"{options.name}.{tag}" if tag else options.name  # weights may have an input size of their own
-                default = preprocess_of(build_classifier(name, 2, **kwargs))
-        except TypeError as error:
-            raise RecipeError(f"{options.name} cannot be created with {kwargs}: {error}") from error
+            raise ValueError(f"no such checkpoint: {options.checkpoint}. Correct model.checkpoint.")
+        tag = embedded_tag(options.name) if options.pretrained and is_model(options.name) else None
+        name = f"{options.name}.{tag}" if tag else options.name  # weights may have an input size of their own
+        with torch.device("meta"), model_options(options.name, kwargs, "model.kwargs"):
+            default = preprocess_of(build_classifier(name, 2, **kwargs))  # opening the data needs its input size
         data = recipe.data
         preprocess = train_preprocess(default, recipe)
         if recipe.task == "video":

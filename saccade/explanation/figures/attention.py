@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from saccade._errors import UsageError
 from saccade.data.transforms.batch import normalize
 from saccade.explanation.drawing.figure import Figure, Panel
 from saccade.explanation.figures.svit import draw_anchor, effective_attention
@@ -61,7 +62,7 @@ def baseline_attention(model: nn.Module | str, image: Tensor, anchor: tuple[floa
     with eval_mode(module), _fused_attention(module), record_attention(module) as calls:
         module(images)
     if not calls or not hasattr(module, "patch_embed"):
-        raise ValueError(f"expected a ViT or Swin of timm to compare with, got {name}, which records no attention.")
+        raise UsageError(f"expected a ViT or Swin of timm to compare with, got {name}, which records no attention.")
     rows, columns = module.patch_embed.grid_size
     row, column = min(int(anchor[1] * rows), rows - 1), min(int(anchor[0] * columns), columns - 1)
     weights = calls[0].weights  # (B or windows, heads, Q, K)
