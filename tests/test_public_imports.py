@@ -46,7 +46,11 @@ INTERNAL = {
         "tolerances; cards of untrained models; names of detectors and releases",
     ),
     "saccade/cli/models.py": (("saccade.benchmark.paper",), "the published numbers"),
-    "saccade/cli/pull.py": (("saccade.tasks.released",), "stores converted files without loading models"),
+    "saccade/cli/__init__.py": (("saccade.tasks.detection",), "the names of detection heads, to tell models apart"),
+    "saccade/cli/pull.py": (
+        ("saccade.tasks.load", "saccade.tasks.released"),
+        "stores converted files without loading models",
+    ),
     "saccade/cli/reproduce.py": (
         ("saccade.engine.results", "saccade.reproduce"),
         "the package of the command; the machine",
