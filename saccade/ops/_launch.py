@@ -124,6 +124,11 @@ def record_specializations(execute: bool = True) -> Iterator[set[Specialization]
         _state.record, _state.execute = before
 
 
+def collects_specializations() -> bool:
+    """Whether launches are collected, in order to compile their kernels for all sizes in advance."""
+    return _state.record is not None
+
+
 class Kernel:
     """A Triton kernel with its constants bound: `kernel(grid, *tensors, *sizes)`."""
 

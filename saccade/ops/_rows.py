@@ -9,7 +9,7 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
-from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, jit, next_power_of_2, variant
+from saccade.ops._launch import HAS_TRITON, Kernel, cdiv, collects_specializations, jit, next_power_of_2, variant
 
 PROGRAMS = 528  # of a kernel that sums over rows: four per multiprocessor of an H200
 MAX_ROWS = 1024  # that one program sums up
@@ -82,7 +82,7 @@ def column_sum(rows: Tensor) -> Tensor:
     """
     count, channels = rows.shape
     unit = channel_unit(channels)
-    if count > MAX_ROWS:
+    if count > MAX_ROWS or collects_specializations():  # a pass over small images compiles what larger ones need
         kernel = _column_sum(unit, min(128, next_power_of_2(channels)), 8)
         across = cdiv(channels, kernel.constants["CHANNELS"])
         programs = min(cdiv(count, kernel.constants["ROWS"]), max(1, PROGRAMS // across))

@@ -16,7 +16,7 @@ pytestmark = needs_triton
 NAMES = ("svit_nano", "paca_nano", "sparseformer_nano", "vt_nano")
 # Specialisations in inference and in training, over all image and batch sizes. Some operations choose among up to three
 # tiles by size, and short attention is used for few tokens only: so a few more than at one size.
-MAX_VARIANTS = {"svit_nano": (32, 79), "paca_nano": (31, 60), "sparseformer_nano": (10, 25), "vt_nano": (15, 47)}
+MAX_VARIANTS = {"svit_nano": (32, 81), "paca_nano": (31, 61), "sparseformer_nano": (10, 29), "vt_nano": (15, 49)}
 
 
 def build(name: str) -> nn.Module:

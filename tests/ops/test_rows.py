@@ -28,3 +28,12 @@ def test_column_sum_compiles_two_kernels_for_all_sizes_and_wide_rows():
             for channels in (128, 256, 2560):
                 column_sum(torch.zeros(rows, channels, device=DEVICE))
     assert len(compiled) == 2  # for few rows, and for many
+
+
+def test_column_sum_of_few_rows_compiles_what_many_rows_need():
+    with record_specializations() as few:
+        sums = column_sum(torch.ones(3, 32, device=DEVICE))
+    with record_specializations() as many:
+        column_sum(torch.ones(3000, 32, device=DEVICE))
+    assert few == many
+    assert sums.tolist() == [3.0] * 32
