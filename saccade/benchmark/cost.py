@@ -25,6 +25,10 @@ class Cost(NamedTuple):
     madds: int
     parts: "dict[str, Cost]" = {}  # noqa: RUF012 (never changed)
 
+    def __repr__(self) -> str:
+        parts = f", parts of {', '.join(self.parts)}" if self.parts else ""
+        return f"Cost(params={self.params}, madds={self.madds}{parts})"
+
 
 def count(
     model: nn.Module | str, size: int | tuple[int, ...] = 224, inputs: tuple[Any, ...] | None = None, **options: Any

@@ -67,6 +67,10 @@ class Run(NamedTuple):
     result: dict[str, Any]  # contents of result.json
     stopped: str = ""  # name of the signal that stopped it
 
+    def __repr__(self) -> str:
+        metrics = [f"{name}={value:.4g}" for name, value in self.metrics.items() if isinstance(value, float)]
+        return f"Run({self.out}: {', '.join(metrics) or self.stopped})"
+
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of `weights` on the validation set, in percent."""

@@ -41,6 +41,11 @@ class Explanation:
     def __len__(self) -> int:
         return len(self.images)
 
+    def __repr__(self) -> str:
+        names = [image.name for image in self.images]
+        shown = ", ".join(names[:3]) + (f", … ({len(names)} images)" if len(names) > 3 else "")
+        return f"Explanation({self.model}: {shown}" + (f"; {len(self.skipped)} skipped)" if self.skipped else ")")
+
     def html(self) -> str:
         """One self-contained HTML page."""
         from saccade.explanation.report import page

@@ -57,6 +57,10 @@ class ImageExplanation:
     steps: list[dict[str, Any]]  # name, title, tokens and grid of every recorded step
     notes: list[str] = field(default_factory=list)  # what could not be computed, and why
 
+    def __repr__(self) -> str:
+        predicted = ", ".join(f"{name} {100 * value:.1f} %" for name, value in self.predictions[:1]) or "no classes"
+        return f"ImageExplanation({self.name}: {predicted}, {len(self.figures)} figures, {len(self.arrays)} arrays)"
+
 
 class Target(NamedTuple):
     """The class to explain."""

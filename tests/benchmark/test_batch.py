@@ -30,7 +30,7 @@ def test_bench_reports_the_mode_and_refuses_what_does_not_apply(capsys):
         (["--run", "compiled"], "--run does not apply to --mode batch"),
         (["--mode", "batch", "train"], "--mode does not apply to --mode batch"),
     ):
-        assert main(["bench", "vt_nano", *flags, *extra]) == 1
+        assert main(["bench", "vt_nano", *flags, *extra]) == 2
         assert message in capsys.readouterr().err
-    assert main(["bench", "resnet18", *flags]) == 1
+    assert main(["bench", "resnet18", *flags]) == 2
     assert "expected saccade's models" in capsys.readouterr().err

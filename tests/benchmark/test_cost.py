@@ -71,6 +71,12 @@ def test_stages_are_counted_one_by_one():
     assert parts["other"] == Cost(2 * 64, 0)  # the norm of the stem
 
 
+def test_cost_prints_its_totals_and_the_names_of_its_parts():
+    cost = Cost(7, 9, {"stem": Cost(3, 4), "head": Cost(4, 5)})
+    assert repr(cost) == "Cost(params=7, madds=9, parts of stem, head)"
+    assert repr(cost.parts["stem"]) == "Cost(params=3, madds=4)"
+
+
 @pytest.mark.shows("X-02")
 def test_any_module_is_counted_on_its_inputs():
     """Tokenizers, pyramids and heads: shapes come from the tensors, which stay where they are."""

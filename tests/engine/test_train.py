@@ -28,6 +28,13 @@ def test_run_writes_all_files(finished):
     assert (result["steps"], result["epochs"], result["train_images"], result["val_images"]) == (6, 2, 60, 15)
 
 
+def test_run_prints_its_folder_and_metrics(finished):
+    text = repr(finished)
+    assert text.startswith(f"Run({finished.out}: ")
+    assert f"top1={finished.metrics['top1']:.4g}" in text
+    assert len(text) < 300  # not all of result.json
+
+
 def test_deterministic_run_restores_torch_settings(finished):
     assert finished.result["recipe"]["trainer"]["deterministic"]
     assert not torch.are_deterministic_algorithms_enabled()

@@ -24,6 +24,8 @@ def test_explain_is_callable_from_the_package(cat):
     explanation = saccade.explain(cat, "svit_nano", importance=())
     assert explanation[0].name == explanation["cat.jpg"].name == "cat.jpg"
     assert len(explanation) == 1
+    assert repr(explanation) == "Explanation(svit_nano: cat.jpg)"
+    assert re.fullmatch(r"ImageExplanation\(cat.jpg: .+ \d+\.\d %, 5 figures, \d+ arrays\)", repr(explanation[0]))
 
 
 def test_figures_are_tested_for_every_image_family():

@@ -14,7 +14,7 @@ def test_target_is_an_index_or_a_name(cat):
         assert explain(cat, model, target=target, labels=labels, importance=())[0].target == expected
     with pytest.raises(ValueError, match="expected a class below 10, got 12"):
         explain(cat, model, target=12)
-    with pytest.raises(ValueError, match="expected the name or index of a class of this model, got 'tiger'"):
+    with pytest.raises(ValueError, match=r"name or index \(0 to 9\) of a class of this model, got 'tiger'"):
         explain(cat, model, target="tiger")
 
 

@@ -197,7 +197,7 @@ EXEMPT = {
     "visual_tokens.AssignmentTokenizer",  # the base class of the tokenizers with an assignment
     # of modules of ops: decorators, predicates, arguments of kernels, and gradients, which tests/ops compares with
     # autograd; steps of a registered operation, which need a GPU or Triton's interpreter
-    "ops.FixedNorm", "ops.block_weight", "ops.column_sum", "ops.convolve", "ops.depthwise_forward",
+    "ops.FixedNorm", "ops.block_weight", "ops.convolve", "ops.depthwise_forward",
     "ops.depthwise_gradients", "ops.depthwise_onednn", "ops.epilogue", "ops.fixed_norm", "ops.fused_group",
     "ops.fused_spread", "ops.is_eager_inference", "ops.is_fixed_norm", "ops.is_stem_conv", "ops.linear_onednn",
     "ops.weight_gradient", "ops.without_autocast",

@@ -95,11 +95,11 @@ def test_flags_of_training_are_refused(images, capsys):
         (["--budget", "3"], "--budget is for claims that train"),
         (["--seeds", "5"], "--seeds is for claims that train"),
     ):
-        assert main(["reproduce", "paca-clusters", "--data", str(images), *flags]) == 1
+        assert main(["reproduce", "paca-clusters", "--data", str(images), *flags]) == 2
         assert message in capsys.readouterr().err
-    assert main(["reproduce", "paca-clusters"]) == 1
+    assert main(["reproduce", "paca-clusters"]) == 2
     assert "paca-clusters needs one --data PATH of ImageNet, got 0" in capsys.readouterr().err
-    assert main(["reproduce", "paca-clusters", "svit-cpe", "--data", str(images)]) == 1
+    assert main(["reproduce", "paca-clusters", "svit-cpe", "--data", str(images)]) == 2
     assert "Give it without claims that train" in capsys.readouterr().err
 
 

@@ -266,5 +266,5 @@ def test_pull_lists_what_is_cached(server, home, monkeypatch, tmp_path, capsys):
     assert len(rows) == 50
     assert main(["pull", "--list"]) == 0
     assert "46.4/41.8 AP" in capsys.readouterr().out
-    assert main(["pull", "swin_tiny"]) == 1
+    assert main(["pull", "swin_tiny"]) == 2
     assert "expected a released model, got 'swin_tiny'" in capsys.readouterr().err
