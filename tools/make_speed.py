@@ -185,7 +185,9 @@ def draw() -> None:
         rows, title = document["rows"], f"{document['machine']['device']}, {document['machine']['date']}"
         if is_table(rows) and not is_scaling(rows):
             graph_rows = [row for row in rows if row["column"] == "CUDA graph"]
-            chart = plot_accuracy(graph_rows, f"{title}: CUDA graph, batch 128, 224 px")
+            if commits := sorted({row["commit"] for row in graph_rows if "commit" in row}):  # not those of the machine
+                title = f"{document['machine']['device']}, commit {', '.join(commits)}"
+            chart = plot_accuracy(graph_rows, f"{title}: saccade.optimize, CUDA graph, batch 128, 224 px")
         elif is_scaling(rows):
             chart = plot_scaling(rows, f"{title}: {describe_run(rows[0])}, batch {rows[0]['batch']}")
         else:
