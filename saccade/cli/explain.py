@@ -10,15 +10,11 @@ from saccade.cli import MAX_SIDE, integer
 HELP = "draw the token maps of a model on images, or score them against annotations"
 EXAMPLE = "saccade explain photo.jpg --model svit_nano --out explained"
 FLAGS = ("out", "set", "device", "seed")  # of the shared ones
-SCORE_FLAGS = {"limit": 50}  # with defaults, as the next
+SCORE_FLAGS = {"limit": 50}  # flags for --score alone, with defaults
 IMAGE_FLAGS: dict[str, Any] = {
-    "target": None,
-    "full_image": False,
-    "max_tokens": 12,
-    "all": False,
-    "importance": "both",
-}
-IMAGE_FLAGS |= {"anchor": "0.5,0.5", "stage": None, "compare": [], "arrays": False}
+    "target": None, "full_image": False, "max_tokens": 12, "all": False, "importance": "both", "anchor": "0.5,0.5",
+    "stage": None, "compare": [], "arrays": False,
+}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

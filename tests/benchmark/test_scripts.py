@@ -1,5 +1,6 @@
 """benchmarks/README.md lists the scripts of benchmarks/."""
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -26,7 +27,8 @@ def test_gpu_table_times_cells_in_processes_of_their_own():
     options = dict(size=64, batch=2, dtype="float32", plain=True)
     cells = [gpu_table.Cell("svit_nano", mode, options | dict(mode=mode)) for mode in ("inference", "train")]
     cells.append(gpu_table.Cell("svit_nano", "wrong", options | dict(mode="train", optimized=True)))
-    result = gpu_table.run_group(cells, "cpu", rounds=2, jobs=3, deadline=float("inf"), profiles=False)
+    args = argparse.Namespace(device="cpu", rounds=2, seconds=0.1, jobs=3, profiles=False)
+    result = gpu_table.run_group(cells, float("inf"), args)
     assert [row["column"] for row in result["rows"]] == ["inference", "train"]
     assert result["notes"] == ["svit_nano, wrong: stopped"]
     for row in result["rows"]:

@@ -127,6 +127,8 @@ def with_limits(arguments: list[str]) -> list[str]:
     limits = {} if "--resume" in arguments else SHORT.get(arguments[0], {})
     if "--scaling" in arguments:
         limits = limits | {"--sizes": "96"}
+    if "--score" in arguments:  # the other flags are for images
+        limits = {"--device": "cpu"}
     extra = [word for flag, value in limits.items() if flag not in arguments for word in (flag, value)]
     if arguments[0] == "train" and limits:
         extra += ["--set", "trainer.compile=false", "--set", "trainer.max_minutes=0.05"]
