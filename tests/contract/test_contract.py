@@ -167,7 +167,12 @@ def test_bfloat16_is_finite_and_close(name):
         assert model.bfloat16()(images.bfloat16()).isfinite().all()
 
 
-@pytest.mark.parametrize("name", REPRESENTATIVES)
+LONG_TO_COMPILE = ("svit_nano", "paca_nano", "sparseformer_btsp_clip_base")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG_TO_COMPILE)) for name in REPRESENTATIVES]
+)
 def test_compiled_equals_eager(name):
     model, images = create(name).eval(), pixels(name)
     compiled = torch.compile(model, fullgraph=True)

@@ -122,8 +122,7 @@ def test_onnx_file_names_dynamic_axes_and_has_onnx_operators_only(exported, name
     "name",
     [
         "vt_nano",
-        "svit_nano",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("paca_nano", "sparseformer_nano")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("svit_nano", "paca_nano", "sparseformer_nano")),
         TASK_MODELS[0],
     ],
 )

@@ -108,7 +108,7 @@ def test_layer_norm_compiles_one_kernel_per_width_for_all_sizes():
             layer_norm(tokens, zeros(96), zeros(96), 1e-6)
             output = layer_norm(tokens.requires_grad_(), zeros(96), zeros(96), 1e-6)
             torch.autograd.grad(output.sum(), tokens)
-    assert len(compiled) == 3  # forward, in inference and training, backward, and its sum
+    assert len(compiled) == 4  # forward, in inference and training, backward, and its sum over few rows and many
 
 
 @needs_triton
