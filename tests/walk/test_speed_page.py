@@ -49,6 +49,9 @@ def test_rows_state_their_conditions(tmp_path, monkeypatch):
     assert "first call" not in text.partition("## two")[2]
     earlier = [ROW | {"column": "eager"}, ROW | {"column": "CUDA graph", "commit": "fed"}]
     (tmp_path / "two.json").write_text(json.dumps(document | {"rows": earlier}))
+    assert "Measured at commit fed: CUDA graph.\n" in script.page()
+    earlier.append(ROW | {"column": "CUDA graph", "model": "paca_small"})
+    (tmp_path / "two.json").write_text(json.dumps(document | {"rows": earlier}))
     assert "Measured at commit fed: CUDA graph (svit_small).\n" in script.page()
     pair = [
         ROW | {"column": "torch.compile(model)", "first_call": 12.34},
@@ -67,5 +70,9 @@ def test_rows_state_their_conditions(tmp_path, monkeypatch):
     (tmp_path / "one.json").write_text(json.dumps(older))
     text = script.page()
     assert "Some results are older than the code" in text
-    assert "## one, before saccade.ops\n" in text
-    assert "## two\n" in text
+    assert "## one\n\nMeasured before saccade.ops.\n" in text
+    assert "## two\n\nNVIDIA" in text
+    for name in ("cpu", "h200"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    headings = [line for line in script.page().splitlines() if line.startswith("## ")]
+    assert headings[-5:] == ["## NVIDIA H200", "## CPU", "## one", "## three", "## two"]
