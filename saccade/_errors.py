@@ -28,4 +28,5 @@ def model_options(name: str, options: Mapping[str, Any], where: str = "--set") -
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         given = ", ".join(f"{key}={value!r}" for key, value in options.items())
         built = f"{name} cannot be created with {given}: {reason}" if given else reason
-        raise UsageError(f"{built}. Correct or remove it in {where}." if given else f"{built}.") from error
+        built += "" if built.endswith("?") else "."  # hints of Python 3.13: "Did you mean …?"
+        raise UsageError(f"{built} Correct or remove it in {where}." if given else built) from error

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import saccade.cli
+from saccade._errors import UsageError, model_options
 from saccade.cli import COMMANDS, main, make_parser, pick_device, settings
 from tests.parity import kit
 
@@ -115,13 +116,13 @@ def test_exit_code_is_2_for_wrong_usage_and_1_for_failure(capsys):
         ("models svit_nano --max-params 0", "argument --max-params: expected a number above 0, got 0."),
         ("models svit_nano --family vit", "no model matches"),
         ("models svit_nano --plot notes.txt", "argument --plot: expected a file name with .png, .svg, .pdf, .jpg"),
-        ("models svit_nano --set stems=1", "argument 'stems'. Correct or remove it in --set."),
+        ("models svit_nano --set stems=1", "unexpected keyword argument 'stems'"),
         ("models svit_nano --set depths={[]:1}", "svit_nano cannot be created with depths='{[]:1}': depths must be 4"),
         ("models svit_nano --set name=1", "svit_nano cannot be created with name=1"),
         ("bench resnet10t --sizes 32 --set depths=1", "--set is for saccade's models, got resnet10t only."),
         ("bench svit_nano --sizes 20000", "argument --sizes: expected an integer from 1 to 16384, got 20000."),
         ("bench svit_nano --sizes 1e9", "argument --sizes: expected an integer from 1 to 16384, got 1e9."),
-        ("bench svit_nano --sizes 32 --set stems=1", "argument 'stems'. Correct or remove it in --set."),
+        ("bench svit_nano --sizes 32 --set stems=1", "unexpected keyword argument 'stems'"),
         ("bench svit_nano --device fast", "argument --device: expected cpu, cuda or cuda:N, got fast."),
         ("bench svit_nano --mode play", "argument --mode: invalid choice: 'play'"),
         ("bench svit_nano --speed 3", "unrecognized arguments: --speed 3. `saccade bench --help` lists the options."),
@@ -414,3 +415,17 @@ def test_bench_rejects_invalid_arguments(capsys, arguments, message):
     code, _, err = run(capsys, *f"bench svit_nano --sizes 32 --device cpu {arguments}".split())
     assert code == 2
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("unexpected 'stems'", "unexpected 'stems'. Correct or remove it in --set."),
+        ("unexpected 'stems'. Did you mean 'stem'?", "Did you mean 'stem'? Correct or remove it in --set."),
+    ],
+)
+def test_wrong_model_options_name_the_flag(reason, expected):
+    with pytest.raises(UsageError) as error, model_options("svit_nano", {"stems": 1}):
+        raise TypeError(reason)
+    assert str(error.value).startswith("svit_nano cannot be created with stems=1: unexpected 'stems'")
+    assert str(error.value).endswith(expected)
