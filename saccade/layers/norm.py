@@ -23,7 +23,7 @@ class TokenNorm(nn.LayerNorm):
 
 @plain_layer
 class ChannelNorm(TokenNorm):
-    """LayerNorm over the channels of features; fused operations know it by `over_channels`."""
+    """LayerNorm over the channels of features; fused operations identify it by `over_channels`."""
 
     over_channels = True
 

@@ -209,6 +209,6 @@ def _supports_add_norm(features: Tensor, update: Tensor, norm: nn.Module) -> boo
 @register_op("add_norm", reference=add_norm_reference, supports=_supports_add_norm)
 def add_norm(features: Tensor, update: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
     assert isinstance(norm, nn.LayerNorm)
-    pixels, more = features.permute(0, 2, 3, 1), update.permute(0, 2, 3, 1)  # a layout that Inductor knows
+    pixels, more = features.permute(0, 2, 3, 1), update.permute(0, 2, 3, 1)  # contiguous: a layout that Inductor keeps
     total, normed = _add_norm(pixels, more, norm.weight, norm.bias, norm.eps)
     return total.permute(0, 3, 1, 2), normed.permute(0, 3, 1, 2)

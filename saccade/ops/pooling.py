@@ -30,7 +30,7 @@ MAX_CHANNELS = 512
 def conv_pool_relu_reference(images: Tensor, layer: nn.Module, norm: nn.Module) -> Tensor:
     """norm(relu(max_pool(layer(images)))), images (B, 3, H, W) -> (B, C, H/4, W/4); pooling 3x3 of stride 2.
 
-    The kernels know the norm by its method `pixel_norm_constants(channels) -> (eps, scale)`: every pixel normalised
+    The kernels read the norm from its method `pixel_norm_constants(channels) -> (eps, scale)`: every pixel normalised
     over its channels, with the biased variance plus eps, then multiplied by scale. Its class is a `plain_layer`.
     """
     return norm(F.relu(F.max_pool2d(layer(images), 3, stride=2, padding=1)))

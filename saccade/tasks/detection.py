@@ -146,7 +146,9 @@ def _sparse_detector(
         raise ValueError(f"detect_tokens ({detect_tokens}) must not exceed num_tokens ({num_tokens}).")
     with torch.device("meta"):
         if not hasattr(create_model(name), "forward_tokens"):
-            raise ValueError(f"the sparse head expected a sparseformer_* backbone, got {name}.")
+            raise ValueError(
+                f"expected a sparseformer_* backbone for the sparse head, got {name}. Choose another head or backbone."
+            )
     model = create_model(name, pretrained, **({"num_classes": 0, "num_tokens": num_tokens} | kwargs))
     model = cast(SparseFormer, model)  # has forward_tokens
     init_detection_tokens(model)

@@ -200,7 +200,9 @@ def token_backbone(name: str, pretrained: bool = False, kwargs: Mapping[str, Any
     uniform over it (SparseFormer A.2).
     """
     if not name.startswith("sparseformer"):
-        raise ValueError(f"the sparse head expected a sparseformer_* backbone, got {name}.")
+        raise ValueError(
+            f"expected a sparseformer_* backbone for the sparse head, got {name}. Choose another head or backbone."
+        )
     options = {"features_only": True} | dict(kwargs or {})
     model: Any = create_model(name, pretrained, feature_cls=TokenBackbone, **options)
     with torch.device("meta"):

@@ -168,11 +168,10 @@ def test_bfloat16_is_finite_and_close(name):
 
 
 LONG_TO_COMPILE = ("svit_nano", "paca_nano", "sparseformer_btsp_clip_base")
+COMPILED = [pytest.param(name, marks=pytest.mark.slow) if name in LONG_TO_COMPILE else name for name in REPRESENTATIVES]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG_TO_COMPILE)) for name in REPRESENTATIVES]
-)
+@pytest.mark.parametrize("name", COMPILED)
 def test_compiled_equals_eager(name):
     model, images = create(name).eval(), pixels(name)
     compiled = torch.compile(model, fullgraph=True)

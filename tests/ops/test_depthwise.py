@@ -88,9 +88,8 @@ def test_depthwise_conv_compiles_the_same_kernels_for_all_sizes_and_wide_layers(
             channels = (128, 256, 512, 1280, 2048)[size % 5]
             features, weight, bias = inputs_of(size % 3, channels, size % 40 + 1, size)
             depthwise.depthwise_conv(features.requires_grad_(), weight, bias, "pre").sum().backward()
-    assert (
-        len(compiled) == 5
-    )  # output, gradient of the features, gradient of the weight, its sum over few rows and many
+    # Output, gradient of the features, gradient of the weight, its sum (of few rows, and of many).
+    assert len(compiled) == 5
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_group_norm_has_8_channels_per_group():
         (dict(norm="layer"), ValueError, "norm must be one of"),
         (dict(anchor_sizes=(8, 16)), ValueError, r"expected anchor_sizes for 5 levels, .*got \(8, 16\)"),
         (dict(anchor_sizes=((8, 16), 32, 64, 128, 256)), ValueError, "the same number of sizes per level"),
-        (dict(head="sparse"), ValueError, r"expected a sparseformer_\* backbone, got svit_nano"),
+        (dict(head="sparse"), ValueError, r"expected a sparseformer_\* backbone for the sparse head, got svit_nano"),
         (dict(backbone="svit_nan"), ValueError, "Did you mean"),
     ],
 )

@@ -98,7 +98,7 @@ def test_more_tokens_of_the_sparse_head_start_uniformly_over_the_image():
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="head must be one of vt_fpn, fpn, paca, upernet, sparse"):
         saccade.create_segmenter("svit_nano", "unet")
-    with pytest.raises(ValueError, match=r"expected a sparseformer_\* backbone, got svit_nano"):
+    with pytest.raises(ValueError, match=r"expected a sparseformer_\* backbone for the sparse head, got svit_nano"):
         saccade.create_segmenter("svit_nano", "sparse")
     with pytest.raises(ValueError, match="Did you mean 'svit_nano'"):
         saccade.create_segmenter("svit_nan", "fpn")
